@@ -1,0 +1,352 @@
+"""The package for people who import it: load a renderer, say how things should look, push G-buffers, get pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowshade.checkpoints.store import default_weights, load_renderer_file, read_metadata
+from flowshade.errors import CheckpointError, FlowshadeError, PromptError
+from flowshade.gbuffer.io import ClipReader, open_clip, resize
+from flowshade.renderer.prompt import PromptEncoder
+from flowshade.renderer.renderer import Renderer
+from flowshade.renderer.styles import Style, compose, find_style, load_styles
+from flowshade.timing import StageTimer
+from flowshade.types import FRAMES_PER_LATENT, Frames, GBuffer
+
+Clip = ClipReader | GBuffer | str | Path
+"""What can be rendered: an open clip, buffers in memory, or the path of a clip."""
+
+COMPACT = "compact"
+"""Name of the model that ships with the package."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """One step of a render: which frames, what they held and how they came out."""
+
+    start: int
+    """Number of the first frame in the clip."""
+    gbuffer: GBuffer
+    """The buffers as rendered (resized if that was asked for), on the device they came from."""
+    frames: Frames
+    """The pictures, on the renderer's device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A run of frames under one caption."""
+
+    start: int
+    stop: int
+    caption: str
+
+
+class StyledRenderer:
+    """A stream: a model, a prompt encoder and the named styles.
+
+    `reset`, `set_prompt`, `push`, in that order; `push` again for as long as the world runs. What changes is the
+    model's memory of its own past pictures and the current prompt; memory does not grow.
+
+    Args:
+        model: the network and its streaming state.
+        name: what the model is called.
+        fingerprint: which weights it has.
+        steps: denoising steps a window; None takes the model's own.
+        styles: styles by name; None takes the built-in ones and the user's.
+    """
+
+    def __init__(
+        self,
+        model: Renderer,
+        *,
+        name: str,
+        fingerprint: str,
+        steps: int | None = None,
+        styles: Mapping[str, Style] | None = None,
+    ) -> None:
+        self.model = model
+        self.name = name
+        self.fingerprint = fingerprint
+        self.steps = model.config.steps if steps is None else steps
+        if self.steps < 1:
+            raise FlowshadeError(f"steps is {self.steps}; expected 1 or more.")
+        self.styles = dict(load_styles() if styles is None else styles)
+        self.encoder = PromptEncoder(model.device)
+        self.caption = ""
+        self._sun: Tensor | None = None
+        self.reset()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What matrix products run in."""
+        return self.model.autocast_dtype or self.model.transformer.dtype
+
+    def reset(self, seed: int = 0) -> None:
+        """Starts a new stream. Forgets all pictures; prompt and sun stay."""
+        self.model.reset(seed)
+        self._set_caption(self.caption, self._sun)
+
+    def set_prompt(self, prompt: str, style: str | None = None, sun: Float[Tensor, "3"] | None = None) -> None:
+        """Says how the next windows should look. Works in the middle of a stream.
+
+        Args:
+            prompt: what the scene is and how it feels.
+            style: a named style, which sets light and weather; None leaves them to the prompt.
+            sun: unit vector towards the sun in the stream frame (`types.stream_frame`), if the world knows it.
+
+        Raises:
+            StyleError: no such style.
+            PromptError: a prompt longer than the encoder takes.
+        """
+        self._set_caption(self.compose(prompt, style), sun)
+
+    def compose(self, prompt: str, style: str | None = None) -> str:
+        """The caption that a prompt and a style give together."""
+        return compose(prompt, None if style is None else find_style(style, self.styles))
+
+    def push(self, window: GBuffer) -> Frames:
+        """Renders the next frames of the stream.
+
+        Side effect: the model's memory moves on. A window of other than a multiple of `FRAMES_PER_LATENT` frames
+        should be a stream's last, since it is completed by repeating its last frame.
+
+        Args:
+            window: any number of frames of any size, the same for a whole stream.
+
+        Returns:
+            As many pictures of the same size, on the renderer's device.
+        """
+        return self.model.push(window, steps=self.steps)
+
+    def render(
+        self,
+        clip: Clip,
+        prompt: str = "",
+        style: str | None = None,
+        *,
+        sun: Float[Tensor, "3"] | None = None,
+        prompts_at: Mapping[int, str] | None = None,
+        seed: int = 0,
+        window: int | None = None,
+        start: int = 0,
+        frames: int | None = None,
+        size: tuple[int, int] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Iterator[Frames]:
+        """Renders a clip window by window, in constant memory however long it is.
+
+        Args:
+            clip: an open clip, buffers, or a path.
+            prompt: what the scene is and how it feels.
+            style: a named style; it stays when the prompt changes.
+            sun: unit vector towards the sun in the stream frame, if known.
+            prompts_at: prompts that take over at frames of the clip. A change falls on the first frame of a group of
+                `FRAMES_PER_LATENT` (counted from `start`), the one that holds the frame asked for.
+            seed: the same seed on the same machine gives the same pictures.
+            window: frames rendered together, a multiple of `FRAMES_PER_LATENT`; None takes the model's own. Short
+                windows answer sooner, long ones cost less a frame.
+            start: first frame of the clip.
+            frames: how many; None takes all there are.
+            size: height and width to resize the buffers to.
+            progress: called after every window with frames done and frames in all.
+
+        Yields:
+            The pictures of one window after another.
+        """
+        windows = self.stream(
+            clip,
+            prompt,
+            style,
+            sun=sun,
+            prompts_at=prompts_at,
+            seed=seed,
+            window=window,
+            start=start,
+            frames=frames,
+            size=size,
+            progress=progress,
+        )
+        return (item.frames for item in windows)
+
+    def stream(
+        self,
+        clip: Clip,
+        prompt: str = "",
+        style: str | None = None,
+        *,
+        sun: Float[Tensor, "3"] | None = None,
+        prompts_at: Mapping[int, str] | None = None,
+        seed: int = 0,
+        window: int | None = None,
+        start: int = 0,
+        frames: int | None = None,
+        size: tuple[int, int] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        timer: StageTimer | None = None,
+    ) -> Iterator[Window]:
+        """`render`, with the buffers beside the pictures. Arguments are checked here, before the first frame.
+
+        A `timer` is told how long the stages take: read, encode, history, transformer, decode.
+        """
+        clip = open_clip(clip) if isinstance(clip, (str, Path)) else clip
+        stop = _check_span(clip, start, frames)
+        window = self.model.config.window if window is None else window
+        if window < 1 or window % FRAMES_PER_LATENT:
+            raise FlowshadeError(f"window is {window} frames; expected a multiple of {FRAMES_PER_LATENT}, such as 8.")
+        prompts = {start: prompt, **keyframes_from(prompts_at or {}, start, stop)}
+        segments = plan_segments({at: self.compose(text, style) for at, text in prompts.items()}, stop)
+        self.encoder.encode([segment.caption for segment in segments])  # a prompt that is too long fails here
+        return self._stream(clip, segments, sun, seed, window, size, progress, timer)
+
+    def _stream(
+        self,
+        clip: ClipReader | GBuffer,
+        segments: Sequence[Segment],
+        sun: Tensor | None,
+        seed: int,
+        window: int,
+        size: tuple[int, int] | None,
+        progress: Callable[[int, int], None] | None,
+        timer: StageTimer | None,
+    ) -> Iterator[Window]:
+        begin, end = segments[0].start, segments[-1].stop
+        self.reset(seed)
+        with nullcontext() if timer is None else self.timed(timer):
+            for segment in segments:
+                self._set_caption(segment.caption, sun)
+                for first in range(segment.start, segment.stop, window):
+                    last = min(first + window, segment.stop)
+                    with nullcontext() if timer is None else timer.stage("read"):
+                        gbuffer = _read(clip, first, last, size)
+                    yield Window(start=first, gbuffer=gbuffer, frames=self.push(gbuffer))
+                    if progress is not None:
+                        progress(last - begin, end - begin)
+
+    @contextmanager
+    def timed(self, timer: StageTimer) -> Iterator[None]:
+        """Has `timer` told how long the model's stages take: encode, history, transformer, decode."""
+        model = self.model
+        timer.watch(model.encoder, "forward", "encode")
+        timer.watch(model.transformer, "encode_history", "history")
+        timer.watch(model.transformer, "forward", "transformer")
+        timer.watch(model.decoder, "step", "decode")
+        try:
+            yield
+        finally:
+            timer.release()
+
+    def _set_caption(self, caption: str, sun: Tensor | None) -> None:
+        self.model.set_text(self.encoder.encode([caption]))
+        self.model.set_sun(sun)
+        self.caption, self._sun = caption, sun
+
+
+def load_renderer(
+    name: str | Path = COMPACT,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    steps: int | None = None,
+    styles: str | Path | None = None,
+) -> StyledRenderer:
+    """Loads a model by name, or from a file.
+
+    Args:
+        name: "compact", the model that ships with the package, or the path of a `.safetensors` file.
+        device: where it runs; None takes a GPU when there is one.
+        dtype: what matrix products run in; None takes bfloat16 on a GPU and float32 on a CPU.
+        steps: denoising steps a window; fewer are faster. None takes the model's own.
+        styles: a further styles file.
+
+    Raises:
+        CheckpointError: weights that are missing, or are not what was expected.
+    """
+    path = default_weights() if name == COMPACT else Path(name)
+    if name != COMPACT and not path.exists() and path.suffix != ".safetensors":
+        raise CheckpointError(
+            f"unknown model {str(name)!r}; expected {COMPACT!r} or the path of a .safetensors file of Flowshade's."
+        )
+    chosen = choose_device(device)
+    model = load_renderer_file(path, chosen)
+    if dtype is None:
+        dtype = torch.bfloat16 if chosen.type == "cuda" else torch.float32
+    model.autocast_dtype = None if dtype == torch.float32 else dtype
+    return StyledRenderer(
+        model,
+        name=model.config.name,
+        fingerprint=read_metadata(path)["fingerprint"],
+        steps=steps,
+        styles=load_styles(styles),
+    )
+
+
+def choose_device(device: torch.device | str | None) -> torch.device:
+    """The device asked for; for None or "auto" a GPU when there is one.
+
+    Raises:
+        FlowshadeError: a name torch does not know, or a GPU that is not there.
+    """
+    if device in (None, "auto"):
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)  # pyright: ignore[reportArgumentType]
+    except RuntimeError as error:
+        raise FlowshadeError(f"device {device!r} is unknown; expected auto, cpu, cuda or cuda:N.") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise FlowshadeError(f"device {device!r} was asked for, but no CUDA GPU can be used here; try cpu.")
+    return chosen
+
+
+def keyframes_from(prompts_at: Mapping[int, str], start: int, stop: int) -> dict[int, str]:
+    """Prompt keyframes inside [start, stop), on the first frame of their latent group; sorted.
+
+    A keyframe before `start` counts from `start` on (the latest of them); one at or after `stop` is an error.
+
+    Raises:
+        PromptError: a keyframe that lies beyond the last frame, or below 0.
+    """
+    moved: dict[int, str] = {}
+    for frame in sorted(prompts_at):
+        if not 0 <= frame < stop:
+            raise PromptError(
+                f"a prompt was given for frame {frame}; expected 0 to {stop - 1}, the frames that are rendered."
+            )
+        offset = max(frame - start, 0)
+        moved[start + offset - offset % FRAMES_PER_LATENT] = prompts_at[frame]
+    return moved
+
+
+def plan_segments(captions: Mapping[int, str], stop: int) -> list[Segment]:
+    """Runs of frames with their captions, from where each caption begins and where all end."""
+    starts = sorted(captions)
+    return [
+        Segment(start=first, stop=last, caption=captions[first])
+        for first, last in zip(starts, [*starts[1:], stop], strict=True)
+    ]
+
+
+def _read(clip: ClipReader | GBuffer, first: int, last: int, size: tuple[int, int] | None) -> GBuffer:
+    gbuffer = clip[first:last] if isinstance(clip, GBuffer) else clip.read(first, last)
+    return gbuffer if size is None else resize(gbuffer, size)
+
+
+def _check_span(clip: ClipReader | GBuffer, start: int, frames: int | None) -> int:
+    total = clip.frames if isinstance(clip, GBuffer) else len(clip)
+    stop = total if frames is None else start + frames
+    if not 0 <= start < stop <= total:
+        raise FlowshadeError(
+            f"frames {start} to {stop} were asked for, the clip has {total}; choose a start and a number of frames "
+            "inside it."
+        )
+    return stop

@@ -1,0 +1,1 @@
+"""Weights on disk: saving, strict loading and fingerprints."""

@@ -1,0 +1,359 @@
+"""The `flowshade` command: one function a verb. It parses, calls the package and prints; nothing is computed here."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional, UseAppendAction, arg
+
+from flowshade.errors import FlowshadeError
+
+if TYPE_CHECKING:
+    from flowshade.world import World
+
+app = tyro.extras.SubcommandApp()
+world_app = tyro.extras.SubcommandApp()
+
+Device = Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda or cuda:N; auto takes a GPU when there is one.")]
+Fps = Annotated[float | None, arg(metavar="FPS", help="Frames a second; by default what the clip states.")]
+Format = Annotated[str | None, arg(metavar="NAME", help="Read it as this format instead of finding out.")]
+FrameCount = Annotated[int | None, arg(metavar="N", help="How many frames; by default all.")]
+Size = Annotated[str | None, arg(metavar="HxW", help="Height and width in pixels, such as 240x416.")]
+StylesFile = Annotated[Path | None, arg(metavar="FILE", help="A further styles file (TOML).")]
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit status. A user's mistake is one sentence on stderr and status 2."""
+    try:
+        app.cli(prog="flowshade", description="G-buffers and a prompt in, a styled video out.", args=args)
+    except KeyboardInterrupt:
+        print("\nstopped; nothing half-written was left behind.", file=sys.stderr)
+        return 130
+    except (ValueError, OSError) as error:
+        if os.environ.get("FLOWSHADE_DEBUG") == "1":
+            raise
+        print(f"flowshade: {_sentence(error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+@app.command
+def inspect(
+    path: Annotated[Positional[Path], arg(metavar="PATH", help="A clip: a folder or a file.")],
+    format: Format = None,
+    fps: Fps = None,
+    sheet: Annotated[Path | None, arg(metavar="PNG", help="Also write a contact sheet of all channels.")] = None,
+) -> None:
+    """Say what a clip holds: format, frames, size, channels found and missing, ranges, axes, warnings."""
+    from flowshade.gbuffer.io import inspect_clip
+
+    found = inspect_clip(path, format=format, fps=fps)
+    print(found)
+    if sheet is not None:
+        found.save_sheet(sheet)
+        print(f"  sheet     {sheet}")
+
+
+@app.command
+def convert(
+    source: Annotated[Positional[Path], arg(metavar="SRC", help="A clip: a folder or a file.")],
+    target: Annotated[Positional[Path], arg(metavar="DST", help="Where to write.")],
+    to: Annotated[
+        Literal["clip", "png", "flash", "video"],
+        arg(help="clip: Flowshade's own, lossless; png: 16 bit; flash: upstream's windows; video: one a channel."),
+    ] = "clip",
+    format: Format = None,
+    fps: Fps = None,
+    size: Size = None,
+    start: Annotated[int, arg(metavar="N", help="First frame.")] = 0,
+    frames: FrameCount = None,
+    overwrite: Annotated[bool, arg(help="Replace DST if it exists.")] = False,
+) -> None:
+    """Convert a clip to another layout, window by window."""
+    from flowshade.gbuffer import io
+
+    with _progress("converting") as progress:
+        done = io.convert(
+            source,
+            target,
+            format=to,
+            size=None if size is None else _parse_size(size),
+            start=start,
+            stop=None if frames is None else start + frames,
+            overwrite=overwrite,
+            progress=progress,
+            source_format=format,
+            fps=fps,
+        )
+    print(f"wrote {done.path}: {done.frames} frames of {', '.join(done.channels)} as {done.format}")
+    for note in done.notes:
+        print(f"note: {note}")
+
+
+@app.command
+def render(
+    clip: Annotated[Positional[Path], arg(metavar="CLIP", help="A clip of G-buffers: a folder or a file.")],
+    output: Annotated[Path, arg(name="output", aliases=["-o"], metavar="MP4", help="The video to write.")],
+    prompt: Annotated[str, arg(metavar="TEXT", help="What the scene is and how it feels.")] = "",
+    style: Annotated[
+        str | None, arg(metavar="NAME", help="A named look for light and weather; see: flowshade styles.")
+    ] = None,
+    prompt_at: Annotated[
+        UseAppendAction[tuple[str, ...]],
+        arg(metavar='FRAME:"TEXT"', help="A prompt that takes over at a frame of the clip; may be repeated."),
+    ] = (),
+    steps: Annotated[int, arg(metavar="N", help="Denoising steps a window; fewer are faster.")] = 2,
+    seed: Annotated[int, arg(metavar="N", help="The same seed on the same machine gives the same video.")] = 0,
+    window: Annotated[
+        int | None, arg(metavar="N", help="Frames rendered together, a multiple of 4; by default the model's own.")
+    ] = None,
+    size: Size = None,
+    start: Annotated[int, arg(metavar="N", help="First frame.")] = 0,
+    frames: FrameCount = None,
+    fps: Fps = None,
+    device: Device = "auto",
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"], arg(help="auto takes bfloat16 on a GPU and float32 on a CPU.")
+    ] = "auto",
+    model: Annotated[
+        str, arg(metavar="NAME", help="A model's name, or the path of its .safetensors file.")
+    ] = "compact",
+    styles: StylesFile = None,
+    format: Format = None,
+    compare: Annotated[bool, arg(help="Also write OUT.compare.mp4: the buffers beside the result.")] = False,
+    sheet: Annotated[bool, arg(help="Also write OUT.sheet.png: a few frames, their buffers and the result.")] = False,
+) -> None:
+    """Render a clip to a video in the look that a prompt and a style ask for. Writes OUT.json beside it."""
+    from flowshade import report
+    from flowshade.api import load_renderer
+
+    renderer = load_renderer(model, device=device, dtype=_parse_dtype(dtype), steps=steps, styles=styles)
+    job = report.RenderJob(
+        clip=clip,
+        output=output,
+        prompt=prompt,
+        style=style,
+        prompts_at=_parse_keyframes(prompt_at),
+        seed=seed,
+        window=window,
+        size=None if size is None else _parse_size(size),
+        start=start,
+        frames=frames,
+        fps=fps,
+        format=format,
+        compare=compare,
+        sheet=sheet,
+    )
+    with _progress("rendering") as progress:
+        outcome = report.render_to_files(job, renderer, progress)
+    for name, path in outcome.files.items():
+        print(f"{name:<12} {path}")
+    print(f"{outcome.frames} frames in {outcome.seconds:.1f} s, {outcome.frames / outcome.seconds:.1f} frames a second")
+
+
+@app.command
+def styles(
+    file: Annotated[Path | None, arg(name="styles", metavar="FILE", help="A further styles file (TOML).")] = None,
+) -> None:
+    """List the named styles: the built-in ones and your own."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from flowshade.renderer.styles import load_styles, user_file
+
+    table = Table("style", "adds to the prompt", "from", box=None, pad_edge=False)
+    for style in load_styles(file).values():
+        table.add_row(style.name, style.caption or "(nothing)", style.source)
+    Console().print(table)
+    print(f"Your own go into {user_file()}, or into a file given with --styles.")
+
+
+@world_app.command(name="list")
+def world_list() -> None:
+    """List the kinds of world, and the looks their reference pictures can have."""
+    from flowshade.gbuffer.look import LOOKS
+    from flowshade.world import WORLDS
+
+    for kind, world in WORLDS.items():
+        print(f"{kind:<12} {world.about}")
+    print("\nlooks for --look:")
+    for name, look in LOOKS.items():
+        print(f"{name:<12} {look.caption()}")
+
+
+@world_app.command(name="record")
+def world_record(
+    kind: Annotated[
+        Positional[str],
+        arg(metavar="KIND", help="A kind (see: flowshade world list), or an MJCF or URDF file."),
+    ],
+    output: Annotated[Path, arg(name="output", aliases=["-o"], metavar="DIR", help="The clip folder to write.")],
+    seed: Annotated[int, arg(metavar="N", help="Which world of that kind.")] = 0,
+    seconds: Annotated[float, arg(metavar="S", help="Length of the clip.")] = 10.0,
+    size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "240x416",
+    fps: Annotated[float, arg(metavar="FPS", help="Frames a second.")] = 24.0,
+    look: Annotated[
+        str, arg(metavar="NAME", help="Also record a reference picture in this look; none records only buffers.")
+    ] = "none",
+    device: Device = "auto",
+    overwrite: Annotated[bool, arg(help="Replace DIR if it exists.")] = False,
+) -> None:
+    """Record a clip of G-buffers from a world, with the camera that moved through it."""
+    from flowshade.api import choose_device
+    from flowshade.gbuffer.record import record_clip
+
+    with _progress("recording") as progress:
+        record_clip(
+            _make_world(kind, seed),
+            output,
+            seconds=seconds,
+            fps=fps,
+            size=_parse_size(size),
+            look=None if look == "none" else look,
+            device=choose_device(device),
+            overwrite=overwrite,
+            progress=progress,
+        )
+    print(f"wrote {output}")
+
+
+app.command(world_app, name="world", help="Procedural worlds: list them, record clips from them.")
+
+
+@app.command
+def train(
+    preset: Annotated[
+        Positional[str],
+        arg(
+            metavar="PRESET",
+            help="Which run: compact, or debug, which goes through every stage in about a minute. "
+            "captions only writes the captions and looks that a run needs, for a machine without the prompt encoder.",
+        ),
+    ],
+    output: Annotated[
+        Path, arg(name="output", aliases=["-o"], metavar="DIR", help="The run's folder; continued if it holds a run.")
+    ],
+    captions: Annotated[
+        Path | None, arg(metavar="DIR", help="Captions and looks from `train captions`; by default made here.")
+    ] = None,
+    seed: Annotated[int, arg(metavar="N", help="Of weights, worlds and batches.")] = 0,
+    device: Annotated[str | None, arg(metavar="NAME", help="Instead of the preset's.")] = None,
+) -> None:
+    """Train a model of your own."""
+    from flowshade.training import run
+
+    if preset == "captions":
+        run.write_captions(output, seed=seed)
+    else:
+        print(f"trained renderer: {run.train(preset, output, captions=captions, seed=seed, device=device)}")
+
+
+@app.command
+def version() -> None:
+    """Print the versions of Flowshade and of what its results depend on."""
+    from flowshade.report import versions
+
+    for name, value in versions().items():
+        print(f"{name:<14} {value}")
+
+
+def _make_world(kind: str, seed: int) -> World:
+    from flowshade.world import WORLDS, load_mjcf, load_urdf, make_world
+
+    path = Path(kind)
+    if kind in WORLDS:
+        return make_world(kind, seed)
+    if path.suffix in (".xml", ".urdf"):
+        return load_urdf(path) if path.suffix == ".urdf" else load_mjcf(path)
+    raise FlowshadeError(
+        f"unknown world {kind!r}; expected one of {', '.join(WORLDS)}, or the path of an MJCF (.xml) or URDF file."
+    )
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _parse_size(text: str) -> tuple[int, int]:
+    height, by, width = text.lower().partition("x")
+    if not (by and height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise FlowshadeError(f"size {text!r} cannot be read; expected HxW in pixels, such as 240x416.")
+    return int(height), int(width)
+
+
+def _parse_keyframes(texts: Sequence[str]) -> dict[int, str]:
+    keyframes: dict[int, str] = {}
+    for text in texts:
+        frame, colon, prompt = text.partition(":")
+        if not colon or not frame.strip().isdecimal():
+            raise FlowshadeError(f'--prompt-at got {text!r}; expected FRAME:TEXT, such as 48:"heavy snow".')
+        if int(frame) in keyframes:
+            raise FlowshadeError(f"--prompt-at names frame {int(frame)} twice; give each frame one prompt.")
+        keyframes[int(frame)] = prompt.strip()
+    return keyframes
+
+
+def _parse_dtype(name: str) -> Any:
+    import torch
+
+    return None if name == "auto" else getattr(torch, name)
+
+
+@contextmanager
+def _progress(task: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar with rate and time left on stderr (a line now and then where that is no terminal).
+
+    Gives a function to call with frames done and frames in all.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        row = bar.add_task(task, total=None, rate="")
+        lines = _Lines(task)
+
+        def progress(done: int, total: int) -> None:
+            speed = bar.tasks[0].speed
+            bar.update(row, completed=done, total=total, rate="" if speed is None else f"{speed:.1f} frames/s")
+            if not console.is_terminal:
+                lines.show(done, total)
+
+        yield progress
+
+
+class _Lines:
+    """Progress as a line every ten seconds."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+        self._began = self._shown = time.monotonic()
+
+    def show(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._shown < 10 or done >= total:
+            return
+        self._shown = now
+        rate = done / (now - self._began)
+        left = (total - done) / rate
+        print(f"{self._task} {done}/{total}, {rate:.1f} frames/s, {left:.0f} s left", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

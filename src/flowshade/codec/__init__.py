@@ -1,0 +1,1 @@
+"""Channels to network planes, planes and pictures to latents, and latents back to pictures."""

@@ -1,0 +1,254 @@
+"""Score a renderer on worlds it was never trained on, in canonical looks, streamed as at run time.
+
+Beside it stand two plain baselines (see `flowshade.evaluation.baselines`) and the tracer's picture, which is the
+reference.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flowshade.codec.encoding import linear_to_srgb
+from flowshade.evaluation.baselines import AlbedoAffine
+from flowshade.evaluation.metrics import psnr, ssim
+from flowshade.gbuffer.look import LOOKS
+from flowshade.gbuffer.shade import shade_without_rays
+from flowshade.renderer.renderer import Renderer
+from flowshade.renderer.transformer import TextContext
+from flowshade.types import CORE_CHANNELS, GBuffer, stream_frame
+
+HELD_OUT_SEED = 1_000_000
+"""Worlds from this seed on are never trained on."""
+
+CANONICAL = ("sunny", "overcast", "sunset", "night", "fog", "snow")
+"""The six looks of the main table; the others are reported beneath."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldSuite:
+    """What is rendered and scored."""
+
+    worlds: int = 32
+    kinds: tuple[str, ...] = ("street", "hills")
+    looks: tuple[str, ...] = tuple(LOOKS)
+    size: tuple[int, int] = (240, 416)
+    frames: int = 24
+    fps: float = 24.0
+    samples: int = 4
+    """Material rays a pixel."""
+    steps: tuple[int, ...] = (2, 4)
+    window: int = 8
+    """Frames pushed at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceClip:
+    """One held-out clip and its reference pictures."""
+
+    kind: str
+    seed: int
+    gbuffer: GBuffer
+    pictures: dict[str, Tensor]
+    """Look name to [T, 3, H, W] display sRGB."""
+
+
+def reference_clips(suite: WorldSuite, device: str) -> Iterator[ReferenceClip]:
+    """Traces the suite's clips, one at a time."""
+    from flowshade.gbuffer.trace import Tracer
+    from flowshade.world import camera_at, make_world, step
+
+    for index in range(suite.worlds):
+        kind, seed = suite.kinds[index % len(suite.kinds)], HELD_OUT_SEED + index
+        world = make_world(kind, seed, fps=suite.fps)
+        camera = camera_at(world.camera_path, np.arange(suite.frames) / suite.fps, *suite.size)
+        stream = stream_frame(camera.pose[0])
+        channels = (*CORE_CHANNELS, "emission")
+        tracer = Tracer(world.model, size=suite.size, device=device, samples=suite.samples, channels=channels)
+        data = world.reset()
+        buffers, pictures = [], {name: [] for name in suite.looks}
+        for frame in range(suite.frames):
+            tracer.update(data)
+            view = camera[frame : frame + 1]
+            buffers.append(tracer.gbuffer(view))
+            for name in suite.looks:
+                pictures[name].append(tracer.shade(LOOKS[name], view, stream=stream, seed=seed))
+            step(world, data)
+        yield ReferenceClip(
+            kind=kind,
+            seed=seed,
+            gbuffer=GBuffer.cat(buffers).replace(camera=camera.to(buffers[0].device)),
+            pictures={name: torch.cat(frames) for name, frames in pictures.items()},
+        )
+
+
+@dataclass
+class Scores:
+    """Per-frame metrics by method and look."""
+
+    psnr: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    ssim: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    step_ratio: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    """Change of the error at window borders over its change inside windows; 1 = borders cannot be told."""
+
+    def add(self, method: str, look: str, prediction: Tensor, reference: Tensor, window: int) -> None:
+        key = (method, look)
+        self.psnr.setdefault(key, []).extend(psnr(prediction, reference).tolist())
+        self.ssim.setdefault(key, []).extend(ssim(prediction, reference).tolist())
+        self.step_ratio.setdefault(key, []).append(window_step_ratio(prediction, reference, window))
+
+    def rows(self) -> list[dict]:
+        return [
+            {
+                "method": method,
+                "look": look,
+                "psnr": float(np.mean(values)),
+                "ssim": float(np.mean(self.ssim[method, look])),
+                "window_step_ratio": _mean(self.step_ratio[method, look]),
+                "frames": len(values),
+            }
+            for (method, look), values in self.psnr.items()
+        ]
+
+
+def _mean(values: list[float]) -> float | None:
+    """Mean of the numbers among the values; None if there is none."""
+    numbers = [value for value in values if np.isfinite(value)]
+    return float(np.mean(numbers)) if numbers else None
+
+
+def window_step_ratio(prediction: Tensor, reference: Tensor, window: int) -> float:
+    """Mean absolute change of (prediction - reference) across window borders over that inside windows.
+
+    Motion that the reference has too cancels. nan for clips of one window.
+    """
+    change = (prediction - reference).diff(dim=0).abs().flatten(1).mean(1)  # [T - 1]
+    border = (torch.arange(1, prediction.shape[0], device=change.device) % window) == 0
+    if not border.any() or border.all():
+        return float("nan")
+    return float(change[border].mean() / change[~border].mean())
+
+
+def evaluate_worlds(
+    renderer: Renderer,
+    contexts: dict[str, TextContext],
+    suite: WorldSuite,
+    *,
+    device: str,
+    out: Path,
+    progress: Callable[[str], None] = print,
+) -> list[dict]:
+    """Renders and scores every clip in every look; writes `scores.json`, `scores.md` and `sheet.png` to `out`.
+
+    Args:
+        renderer: in eval mode, on `device`.
+        contexts: for each look, the embedded canonical caption.
+        suite: what to render.
+        device: where to trace and render.
+        out: folder for the results, made if absent.
+        progress: called with a line for each clip.
+    """
+    scores, sheet, affine = Scores(), [], {name: AlbedoAffine() for name in suite.looks}
+    clips = []
+    for clip in reference_clips(suite, device):
+        albedo = linear_to_srgb(_require(clip.gbuffer.albedo))
+        for name in suite.looks:
+            affine[name].add(albedo, clip.pictures[name])
+        clips.append(_parked(clip))
+    for index, parked in enumerate(clips):
+        clip = _unparked(parked, device)
+        results = _render_clip(renderer, contexts, clip, suite)
+        albedo = linear_to_srgb(_require(clip.gbuffer.albedo))
+        stream = stream_frame(_require(clip.gbuffer.camera).pose[0])
+        for name in suite.looks:
+            reference = clip.pictures[name]
+            plain = shade_without_rays(clip.gbuffer, LOOKS[name], _require(clip.gbuffer.camera), stream=stream)
+            scores.add("albedo affine", name, affine[name].predict(albedo), reference, suite.window)
+            scores.add("no rays", name, plain, reference, suite.window)
+            for steps in suite.steps:
+                scores.add(f"compact, {steps} steps", name, results[steps, name], reference, suite.window)
+        if index < 2 * len(suite.kinds):
+            sheet.append((clip, {name: results[min(suite.steps), name] for name in suite.looks}))
+        progress(f"clip {index + 1} of {suite.worlds}: {clip.kind} {clip.seed}")
+    out.mkdir(parents=True, exist_ok=True)
+    rows = scores.rows()
+    (out / "scores.json").write_text(json.dumps(rows, indent=1))
+    (out / "scores.md").write_text(markdown_table(rows))
+    write_sheet(out / "sheet.png", sheet, suite.looks)
+    return rows
+
+
+def _require(value):
+    assert value is not None, "the tracer writes every channel"
+    return value
+
+
+def _parked(clip: ReferenceClip) -> ReferenceClip:
+    """A clip in host memory, pictures in bytes: all clips at once would not fit a small GPU."""
+    pictures = {name: (rgb.clamp(0, 1) * 255).round().to(torch.uint8).cpu() for name, rgb in clip.pictures.items()}
+    return ReferenceClip(kind=clip.kind, seed=clip.seed, gbuffer=clip.gbuffer.to("cpu"), pictures=pictures)
+
+
+def _unparked(clip: ReferenceClip, device: str) -> ReferenceClip:
+    pictures = {name: rgb.to(device).float() / 255 for name, rgb in clip.pictures.items()}
+    return ReferenceClip(kind=clip.kind, seed=clip.seed, gbuffer=clip.gbuffer.to(device), pictures=pictures)
+
+
+@torch.no_grad()
+def _render_clip(
+    renderer: Renderer, contexts: dict[str, TextContext], clip: ReferenceClip, suite: WorldSuite
+) -> dict[tuple[int, str], Tensor]:
+    results = {}
+    for steps in suite.steps:
+        for name in suite.looks:
+            renderer.reset(seed=clip.seed)
+            renderer.set_text(contexts[name])
+            windows = [renderer.push(window, steps=steps).rgb for window in clip.gbuffer.windows(suite.window)]
+            results[steps, name] = torch.cat(windows)
+    return results
+
+
+def markdown_table(rows: Sequence[dict]) -> str:
+    """Methods down, looks across; PSNR in dB and SSIM, with the mean over the six canonical looks."""
+    looks = list(dict.fromkeys(row["look"] for row in rows))
+    table = {(row["method"], row["look"]): row for row in rows}
+    lines = ["| method | " + " | ".join(looks) + " | six canonical |", "|---" * (len(looks) + 2) + "|"]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        cells = [f"{table[method, look]['psnr']:.1f} / {table[method, look]['ssim']:.3f}" for look in looks]
+        main = [table[method, look] for look in CANONICAL if (method, look) in table]
+        mean = f"{np.mean([r['psnr'] for r in main]):.2f} / {np.mean([r['ssim'] for r in main]):.3f}" if main else "-"
+        lines.append(f"| {method} | " + " | ".join(cells) + f" | {mean} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_sheet(path: Path, clips: Sequence[tuple[ReferenceClip, dict[str, Tensor]]], looks: Sequence[str]) -> None:
+    """Rows: looks; columns, for one of the clips in turn: albedo, normal, depth, result, reference."""
+    from PIL import Image, ImageDraw
+
+    from flowshade.gbuffer.view import channel_picture
+
+    rows = []
+    for index, name in enumerate(looks):
+        clip, results = clips[index % len(clips)]
+        last = clip.gbuffer[clip.gbuffer.frames - 1 :]
+        buffers = [channel_picture(last, channel)[0] for channel in ("albedo", "normal", "depth")]
+        pictures = [_bytes(results[name][-1]), _bytes(clip.pictures[name][-1])]
+        rows.append(np.concatenate([np.asarray(torch.as_tensor(x).cpu()) for x in (*buffers, *pictures)], 1))
+    image = Image.fromarray(np.concatenate(rows))
+    draw = ImageDraw.Draw(image)
+    for index, name in enumerate(looks):
+        draw.text((6, index * rows[0].shape[0] + 4), name, fill="white", stroke_fill="black", stroke_width=2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    image.save(temporary, format="PNG")
+    temporary.replace(path)
+
+
+def _bytes(rgb: Tensor) -> Tensor:
+    return (rgb.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0)

@@ -1,0 +1,1 @@
+"""G-buffers: tracing them, looking at them, reading and writing them."""

@@ -1,0 +1,368 @@
+"""MjModel to the arrays the kernels read: geoms, meshes, textures, lamps. Private to `trace.py`."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import mujoco
+import numpy as np
+import warp as wp
+from numpy.typing import NDArray
+
+from flowshade.gbuffer import kernels
+
+Array = NDArray[Any]
+
+_ROLE = mujoco.mjtTextureRole
+_GREY = (0.5, 0.5, 0.5, 1.0)  # MuJoCo's default geom colour: "no colour given" where there is a material
+_LAMP_RADIUS = 1.0  # emissive geoms up to this size (metres) light their surroundings; larger ones only glow
+
+
+def srgb_to_linear(value: Array) -> Array:
+    """sRGB values in [0, 1] to linear."""
+    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
+
+
+def roughness_of(model: mujoco.MjModel, material: int) -> float:
+    """A material's perceptual roughness.
+
+    Unset (negative), it follows from MuJoCo's Phong terms: an exponent e = 128 shininess is a GGX alpha of
+    sqrt(2 / (e + 2)), and a weak highlight is a rough one: 1 - specular (1 - sqrt(alpha)).
+    """
+    given = float(model.mat_roughness[material]) if material >= 0 else -1.0
+    if given >= 0:
+        return min(given, 1.0)
+    specular = float(model.mat_specular[material]) if material >= 0 else 0.5
+    shininess = float(model.mat_shininess[material]) if material >= 0 else 0.5
+    alpha = (2.0 / (128.0 * max(shininess, 0.0) + 2.0)) ** 0.5
+    return float(np.clip(1.0 - specular * (1.0 - alpha**0.5), 0.0, 1.0))
+
+
+def is_visible(model: mujoco.MjModel, geom: int, groups: frozenset[int]) -> bool:
+    """By group, and by alpha as MuJoCo's own rays see it; a geom's own alpha of 0 hides it too."""
+    material = model.geom_matid[geom]
+    seen = model.geom_rgba[geom, 3] > 0 and (material < 0 or model.mat_rgba[material, 3] > 0)
+    return bool(seen) and int(np.clip(model.geom_group[geom], 0, mujoco.mjNGROUP - 1)) in groups
+
+
+@dataclass
+class Lamps:
+    """Small emissive geoms, as sphere lights."""
+
+    geom: Array
+    """[L] int32."""
+    radius: Array
+    """[L] metres, of a sphere with the same mean extent."""
+    power: Array
+    """[L, 3] emission, linear."""
+
+
+class SceneArrays:
+    """The static part of a scene on one device. Poses are written by `Tracer.update`."""
+
+    def __init__(self, model: mujoco.MjModel, device: Any, groups: frozenset[int]) -> None:
+        self.device = device
+        self._keep: list[Any] = []  # arrays that structs and meshes refer to by address only
+        visible = [g for g in range(model.ngeom) if is_visible(model, g, groups)]
+        if model.nflex or model.nskin:
+            warnings.warn("the tracer draws geoms only; this model's flexes and skins will not be seen.", stacklevel=3)
+        self.visible: list[int] = visible
+        self.planes = [g for g in visible if model.geom_type[g] == kernels.PLANE]
+        self.bounded = [g for g in visible if model.geom_type[g] != kernels.PLANE]
+        self._used = self._textures_in_use(model)
+        self._pack_textures(model)
+        self._pack_meshes(model)
+        self._pack_geoms(model)
+        self._pack_lamps(model)
+        self.struct: Any = kernels.Scene()
+        self._fill_struct()
+
+    # Textures -----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _role(model: mujoco.MjModel, material: int, *roles: int) -> int:
+        """The material's first texture in one of the roles, or -1. Sky boxes are no surface textures."""
+        for role in roles:
+            texture = int(model.mat_texid[material, role]) if material >= 0 else -1
+            if texture >= 0 and model.tex_type[texture] != mujoco.mjtTexture.mjTEXTURE_SKYBOX:
+                return texture
+        return -1
+
+    def _textures_in_use(self, model: mujoco.MjModel) -> dict[int, bool]:
+        """Texture id to whether it holds colours, which are sRGB unless the texture says otherwise."""
+        used: dict[int, bool] = {}
+        colour = (_ROLE.mjTEXROLE_RGB, _ROLE.mjTEXROLE_RGBA, _ROLE.mjTEXROLE_EMISSIVE)
+        data = (_ROLE.mjTEXROLE_ROUGHNESS, _ROLE.mjTEXROLE_METALLIC, _ROLE.mjTEXROLE_ORM)
+        for geom in self.visible:
+            material = int(model.geom_matid[geom])
+            for roles, is_colour in ((colour, True), (data, False)):
+                for role in roles:
+                    texture = self._role(model, material, int(role))
+                    if texture >= 0:
+                        used[texture] = used.get(texture, False) or is_colour
+        return used
+
+    def _pack_textures(self, model: mujoco.MjModel) -> None:
+        """Linear float texels with all their mip levels, level after level."""
+        self._slot = {texture: slot for slot, texture in enumerate(self._used)}
+        rows, starts, chunks, total = [], [], [], 0
+        self._mean: dict[int, Array] = {}
+        for texture, is_colour in self._used.items():
+            width, height, channels = (int(v[texture]) for v in (model.tex_width, model.tex_height, model.tex_nchannel))
+            cube = model.tex_type[texture] == mujoco.mjtTexture.mjTEXTURE_CUBE
+            first = int(model.tex_adr[texture])
+            raw = model.tex_data[first : first + width * height * channels].reshape(height, width, channels)
+            raw = np.repeat(raw[..., :1], 3, axis=-1) if channels < 3 else raw[..., :3]
+            texels = raw.astype(np.float32) / 255.0
+            space = model.tex_colorspace[texture]
+            if space == mujoco.mjtColorSpace.mjCOLORSPACE_SRGB or (
+                space == mujoco.mjtColorSpace.mjCOLORSPACE_AUTO and is_colour
+            ):
+                texels = srgb_to_linear(texels).astype(np.float32)
+            faces = texels.reshape(6, height // 6, width, 3) if cube else texels[None]
+            self._mean[texture] = faces.mean(axis=(0, 1, 2))
+            row = (int(cube), width, faces.shape[1], 0, len(starts))
+            levels = 0
+            while True:
+                starts.append(total)
+                chunks.append(faces.reshape(-1, 3))
+                total += chunks[-1].shape[0]
+                levels += 1
+                if max(faces.shape[1:3]) == 1 or levels == kernels.MAX_LEVELS:
+                    break
+                faces = _halve(faces)
+            rows.append((*row[:3], levels, row[4]))
+        dtype = kernels.Texture.numpy_dtype()
+        self.textures = self._upload(_structured(rows, dtype), kernels.Texture)
+        self.level_starts = self._upload(np.array(starts or [0], np.int32), wp.int32)
+        texel_data = np.concatenate(chunks) if chunks else np.zeros((1, 3), np.float32)
+        self.texels = self._upload(texel_data.astype(np.float32), wp.vec3)
+
+    # Meshes -------------------------------------------------------------------------------------------------------
+
+    def _pack_meshes(self, model: mujoco.MjModel) -> None:
+        """One `wp.Mesh` an asset in use; normals and texture coordinates are stored for each triangle corner."""
+        self._mesh: dict[tuple[str, int], tuple[Any, int, bool]] = {}
+        normals, uvs, total = [], [], 0
+        for geom in self.bounded:
+            kind, asset = self._asset(model, geom)
+            if kind == "primitive" or (kind, asset) in self._mesh:
+                continue
+            build = _mesh_triangles if kind == "mesh" else _hfield_triangles
+            points, faces, normal, uv = build(model, asset)
+            mesh = wp.Mesh(
+                points=wp.array(points.astype(np.float32), dtype=wp.vec3, device=self.device),
+                indices=wp.array(faces.reshape(-1).astype(np.int32), dtype=wp.int32, device=self.device),
+            )
+            self._mesh[kind, asset] = (mesh, total, uv is not None)
+            normals.append(normal.reshape(-1, 3))
+            uvs.append(np.zeros((faces.size, 2)) if uv is None else uv.reshape(-1, 2))
+            total += faces.size
+        self.normals = self._upload(np.concatenate(normals or [np.zeros((1, 3))]).astype(np.float32), wp.vec3)
+        self.uvs = self._upload(np.concatenate(uvs or [np.zeros((1, 2))]).astype(np.float32), wp.vec2)
+
+    @staticmethod
+    def _asset(model: mujoco.MjModel, geom: int) -> tuple[str, int]:
+        kind = model.geom_type[geom]
+        if kind == kernels.HFIELD:
+            return "hfield", int(model.geom_dataid[geom])
+        if kind in (kernels.MESH, int(mujoco.mjtGeom.mjGEOM_SDF)):
+            return "mesh", int(model.geom_dataid[geom])
+        if kind > kernels.MESH:
+            raise ValueError(
+                f"geom {geom} ({model.geom(geom).name!r}) has type {mujoco.mjtGeom(int(kind)).name}; expected a plane, "
+                "height field, sphere, capsule, ellipsoid, cylinder, box or mesh. Remove it, or put it in a hidden group."
+            )
+        return "primitive", -1
+
+    # Geoms --------------------------------------------------------------------------------------------------------
+
+    def _pack_geoms(self, model: mujoco.MjModel) -> None:
+        dtype = kernels.Geom.numpy_dtype()
+        table = np.zeros(max(model.ngeom, 1), dtype)
+        shapes = np.zeros(max(len(self.visible), 1), kernels.Shape.numpy_dtype())
+        boxes = np.zeros((2, max(len(self.bounded), 1), 3), np.float32)  # centres, half extents
+        order = {geom: item for item, geom in enumerate([*self.bounded, *self.planes])}
+        for name in ("tex_rgb", "tex_roughness", "tex_metallic", "tex_orm", "tex_emission"):
+            table[name] = -1
+        for geom in self.visible:
+            row = table[geom]
+            kind, asset = self._asset(model, geom)
+            centre, half = _local_bounds(model, geom)
+            row["type"] = int(model.geom_type[geom]) if kind != "mesh" else kernels.MESH
+            row["size"] = model.geom_size[geom] if kind == "primitive" else half
+            if kind == "hfield":  # texture coordinates span its footprint
+                row["size"] = (*model.hfield_size[asset, :2], 1.0)
+            row["center"] = centre
+            if order[geom] < len(self.bounded):
+                boxes[:, order[geom]] = centre, half
+            if kind != "primitive":
+                mesh, corner, has_uv = self._mesh[kind, asset]
+                row["mesh"], row["corner"], row["has_uv"] = mesh.id, corner, int(has_uv)
+            self._pack_material(model, geom, row)
+            shape = shapes[order[geom]]
+            for name in ("size", "mesh", "type"):
+                shape[name] = row[name]
+            shape["geom"], shape["casts_shadow"] = geom, int(model.geom_castshadow[geom])
+        self.shapes = self._upload(shapes, kernels.Shape)
+        self.centre, self.half = (self._upload(box, wp.vec3) for box in boxes)
+        self.table = table
+
+    def _pack_material(self, model: mujoco.MjModel, geom: int, row: Any) -> None:
+        material = int(model.geom_matid[geom])
+        own = model.geom_rgba[geom]
+        rgba = model.mat_rgba[material] if material >= 0 and np.allclose(own, _GREY) else own
+        row["rgb"] = srgb_to_linear(np.clip(rgba[:3].astype(np.float64), 0.0, 1.0))
+        row["roughness"] = roughness_of(model, material)
+        row["metallic"] = max(float(model.mat_metallic[material]), 0.0) if material >= 0 else 0.0
+        row["emission"] = max(float(model.mat_emission[material]), 0.0) if material >= 0 else 0.0
+        row["repeat"] = model.mat_texrepeat[material] if material >= 0 else (1.0, 1.0)
+        row["uniform"] = int(model.mat_texuniform[material]) if material >= 0 else 0
+        roles = {
+            "tex_rgb": (_ROLE.mjTEXROLE_RGB, _ROLE.mjTEXROLE_RGBA),
+            "tex_roughness": (_ROLE.mjTEXROLE_ROUGHNESS,),
+            "tex_metallic": (_ROLE.mjTEXROLE_METALLIC,),
+            "tex_orm": (_ROLE.mjTEXROLE_ORM,),
+            "tex_emission": (_ROLE.mjTEXROLE_EMISSIVE,),
+        }
+        for name, role in roles.items():
+            row[name] = self._slot.get(self._role(model, material, *(int(r) for r in role)), -1)
+        # A texture scales the factor; a factor that was never set must not hide it.
+        if material >= 0:
+            orm = row["tex_orm"] >= 0
+            if (orm or row["tex_roughness"] >= 0) and model.mat_roughness[material] < 0:
+                row["roughness"] = 1.0
+            if (orm or row["tex_metallic"] >= 0) and model.mat_metallic[material] < 0:
+                row["metallic"] = 1.0
+            if row["tex_emission"] >= 0 and model.mat_emission[material] <= 0:
+                row["emission"] = 1.0
+        texture = self._role(model, material, *(int(r) for r in roles["tex_rgb"]))
+        row["mean_rgb"] = row["rgb"] * (self._mean[texture] if texture >= 0 else 1.0)
+
+    def _pack_lamps(self, model: mujoco.MjModel) -> None:
+        geoms, radii, powers = [], [], []
+        for geom in self.bounded:
+            row = self.table[geom]
+            half = _local_bounds(model, geom)[1]
+            if row["emission"] > 0 and row["tex_emission"] < 0 and np.linalg.norm(half) <= _LAMP_RADIUS:
+                geoms.append(geom)
+                radii.append(float(np.mean(half)))
+                powers.append(row["mean_rgb"] * row["emission"])
+                self.table[geom]["is_lamp"] = 1
+        self.geoms = self._upload(self.table, kernels.Geom)
+        self.lamps = Lamps(
+            geom=np.array(geoms, np.int32), radius=np.array(radii, np.float32),
+            power=np.array(powers, np.float32).reshape(-1, 3),
+        )  # fmt: skip
+
+    # The struct ---------------------------------------------------------------------------------------------------
+
+    def _fill_struct(self) -> None:
+        scene = self.struct
+        scene.geoms, scene.textures, scene.level_starts = self.geoms, self.textures, self.level_starts
+        scene.texels, scene.normals, scene.uvs = self.texels, self.normals, self.uvs
+        self.solids: Any = kernels.Solids()
+        self.solids.shapes = self.shapes
+        self.solids.bounded, self.solids.planes = len(self.bounded), len(self.planes)
+        scene.solids = self.solids
+
+    def use_bvh(self, bvh: wp.Bvh) -> None:
+        """Points the scene to the tree over its bounded shapes."""
+        self.solids.bvh = bvh.id
+        self.struct.solids = self.solids
+
+    def _upload(self, value: Array, dtype: Any) -> Any:
+        array = wp.array(value, dtype=dtype, device=self.device)
+        self._keep.append(array)
+        return array
+
+
+def _structured(rows: list[tuple[int, ...]], dtype: Any) -> Array:
+    table = np.zeros(max(len(rows), 1), dtype)
+    for index, row in enumerate(rows):
+        for name, value in zip(("cube", "width", "height", "levels", "first_level"), row):
+            table[index][name] = value
+    return table
+
+
+def _halve(faces: Array) -> Array:
+    """[F, H, W, 3] averaged to half the size; an odd last row or column is dropped, as `size >> 1` does."""
+    for axis in (1, 2):
+        size = faces.shape[axis]
+        if size > 1:
+            faces = np.take(faces, range(size // 2 * 2), axis=axis)
+            shape = [*faces.shape[:axis], size // 2, 2, *faces.shape[axis + 1 :]]
+            faces = faces.reshape(shape).mean(axis=axis + 1)
+    return faces.astype(np.float32)
+
+
+def _local_bounds(model: mujoco.MjModel, geom: int) -> tuple[Array, Array]:
+    """Centre and half extents of a geom in its own frame."""
+    size = model.geom_size[geom]
+    kind = model.geom_type[geom]
+    zero = np.zeros(3)
+    if kind == kernels.SPHERE:
+        return zero, np.full(3, size[0])
+    if kind == kernels.CAPSULE:
+        return zero, np.array([size[0], size[0], size[0] + size[1]])
+    if kind == kernels.CYLINDER:
+        return zero, np.array([size[0], size[0], size[1]])
+    if kind in (kernels.BOX, kernels.ELLIPSOID, kernels.PLANE):
+        return zero, size.copy()
+    if kind == kernels.HFIELD:
+        x, y, top, base = model.hfield_size[model.geom_dataid[geom]]
+        return np.array([0.0, 0.0, (top - base) / 2]), np.array([x, y, (top + base) / 2])
+    asset = int(model.geom_dataid[geom])
+    first, count = int(model.mesh_vertadr[asset]), int(model.mesh_vertnum[asset])
+    points = model.mesh_vert[first : first + count].astype(np.float64)
+    low, high = points.min(0), points.max(0)
+    return (low + high) / 2, (high - low) / 2
+
+
+def _mesh_triangles(model: mujoco.MjModel, asset: int) -> tuple[Array, Array, Array, Array | None]:
+    """Points [V, 3], faces [F, 3], corner normals [F, 3, 3], corner texture coordinates [F, 3, 2] or None."""
+    points = model.mesh_vert[model.mesh_vertadr[asset] :][: model.mesh_vertnum[asset]]
+    faces_at = slice(model.mesh_faceadr[asset], model.mesh_faceadr[asset] + model.mesh_facenum[asset])
+    faces = model.mesh_face[faces_at]
+    normals = model.mesh_normal[model.mesh_normaladr[asset] :][: model.mesh_normalnum[asset]]
+    normals = normals[model.mesh_facenormal[faces_at]]
+    uv = None
+    if model.mesh_texcoordadr[asset] >= 0 and model.mesh_texcoordnum[asset] > 0:
+        coordinates = model.mesh_texcoord[model.mesh_texcoordadr[asset] :][: model.mesh_texcoordnum[asset]]
+        uv = coordinates[model.mesh_facetexcoord[faces_at]]
+    return points, faces, normals, uv
+
+
+def _hfield_triangles(model: mujoco.MjModel, asset: int) -> tuple[Array, Array, Array, None]:
+    """A height field as MuJoCo triangulates it, with its vertical sides and its base."""
+    rows, columns = int(model.hfield_nrow[asset]), int(model.hfield_ncol[asset])
+    half_x, half_y, top, base = model.hfield_size[asset]
+    first = int(model.hfield_adr[asset])
+    height = model.hfield_data[first : first + rows * columns].reshape(rows, columns).astype(np.float64) * top
+    x, y = np.linspace(-half_x, half_x, columns), np.linspace(-half_y, half_y, rows)
+    grid = np.stack([*np.meshgrid(x, y), height], -1)  # [R, C, 3]
+
+    corner = np.arange(rows * columns).reshape(rows, columns)
+    a, b, c, d = corner[:-1, :-1], corner[:-1, 1:], corner[1:, 1:], corner[1:, :-1]
+    faces = np.concatenate([np.stack([a, b, c], -1).reshape(-1, 3), np.stack([a, c, d], -1).reshape(-1, 3)])
+    slope_y, slope_x = np.gradient(height, y, x)
+    smooth = np.stack([-slope_x, -slope_y, np.ones_like(height)], -1).reshape(-1, 3)
+    smooth /= np.linalg.norm(smooth, axis=-1, keepdims=True)
+    normals = smooth[faces]
+
+    # Walls from the rim down to the base, counter-clockwise seen from outside, and the base itself.
+    rim = np.concatenate([corner[0], corner[1:, -1], corner[-1, -2::-1], corner[-2::-1, 0]])  # closed
+    points = np.concatenate([grid.reshape(-1, 3), grid.reshape(-1, 3)[rim] * (1, 1, 0) - (0, 0, base)])
+    low = rows * columns + np.arange(len(rim))
+    walls = np.concatenate([np.stack([low[:-1], low[1:], rim[1:]], -1), np.stack([low[:-1], rim[1:], rim[:-1]], -1)])
+    floor_at = len(points)
+    points = np.concatenate([points, [[-half_x, -half_y, -base], [half_x, -half_y, -base], [half_x, half_y, -base], [-half_x, half_y, -base]]])  # fmt: skip # noqa: E501
+    floor = np.array([[0, 2, 1], [0, 3, 2]]) + floor_at
+    extra = np.concatenate([walls, floor])
+    edges = points[extra]
+    flat = np.cross(edges[:, 1] - edges[:, 0], edges[:, 2] - edges[:, 0])
+    flat /= np.maximum(np.linalg.norm(flat, axis=-1, keepdims=True), 1e-12)
+    normals = np.concatenate([normals, np.repeat(flat[:, None], 3, axis=1)])
+    return points, np.concatenate([faces, extra]), normals, None

@@ -1,0 +1,36 @@
+"""Clips on disk: one reader a format, Flowshade's own clip folder, videos.
+
+    with open_clip("shots/plaza") as clip:
+        for window in clip.windows(16):
+            ...
+
+Readers turn what other tools write into the one convention of `flowshade.types`, or say in a sentence why not.
+"""
+
+from flowshade.gbuffer.io.convert import Conversion, convert
+from flowshade.gbuffer.io.folder import ClipWriter, write_clip
+from flowshade.gbuffer.io.inspection import ChannelRange, Inspection, inspect_clip
+from flowshade.gbuffer.io.reader import FORMATS, ClipError, ClipInfo, ClipReader, open_clip, read_clip
+from flowshade.gbuffer.io.resize import resize
+from flowshade.gbuffer.io.video import VideoReader, VideoWriter, read_video, write_video
+
+__all__ = [
+    "FORMATS",
+    "ChannelRange",
+    "ClipError",
+    "ClipInfo",
+    "ClipReader",
+    "ClipWriter",
+    "Conversion",
+    "Inspection",
+    "VideoReader",
+    "VideoWriter",
+    "convert",
+    "inspect_clip",
+    "open_clip",
+    "read_clip",
+    "read_video",
+    "resize",
+    "write_clip",
+    "write_video",
+]

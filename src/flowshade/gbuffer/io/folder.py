@@ -1,0 +1,359 @@
+"""Flowshade's own clip folder: one lossless EXR file a frame, a manifest, optional reference pictures.
+
+    clip.json            what the clip is: frames, fps, size, channels and how each is stored, caption, meta
+    frames/000000.exr    the channels of a frame (albedo.R, ..., depth.Z, normal.X, ...) and its camera
+    rgb/000000.png       the reference picture of a frame, 8-bit display sRGB
+
+Any EXR viewer shows the frames. Depth, normals, emission and motion are stored as float32 and instance ids as
+integers: what was written is what is read, bit for bit. Albedo, roughness and metallic are float16 (relative
+error at most 2**-11) unless the clip is written with `precision="float32"`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from flowshade.gbuffer.io.exr import ExrFile, read_exr, write_exr
+from flowshade.gbuffer.io.pictures import read_png, write_png
+from flowshade.gbuffer.io.reader import ClipError, ClipInfo, ClipReader, settle_fps, stack
+from flowshade.gbuffer.view import to_uint8
+from flowshade.types import CHANNELS, Camera, GBuffer
+
+FORMAT = "flowshade-clip"
+VERSION = 1
+MANIFEST = "clip.json"
+COMPONENTS = {
+    "albedo": "RGB",
+    "normal": "XYZ",
+    "depth": "Z",
+    "roughness": "V",
+    "metallic": "V",
+    "emission": "RGB",
+    "motion": "XY",
+    "instance": "I",
+}
+"""EXR component names of every channel, in plane order."""
+AXES = (
+    "albedo linear Rec.709; normal camera space, +X right +Y up +Z to the viewer; depth planar metres, inf = sky; "
+    "motion pixels, x right y down, previous minus now; camera-to-world, world +Z up"
+)
+HALF_CHANNELS = ("albedo", "roughness", "metallic")
+"""Stored as float16 in a clip of precision "mixed": they lie in [0, 1]."""
+
+Precision = Literal["mixed", "float32"]
+
+
+def _dtype(channel: str, precision: Precision) -> str:
+    if channel == "instance":
+        return "uint32"
+    return "float16" if precision == "mixed" and channel in HALF_CHANNELS else "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The contents of clip.json."""
+
+    frames: int
+    fps: float
+    size: tuple[int, int]
+    channels: dict[str, str]
+    """Name of every stored channel -> its dtype."""
+    camera: bool
+    rgb: bool
+    caption: str
+    meta: dict[str, Any]
+
+    def save(self, path: Path) -> None:
+        header = {"format": FORMAT, "version": VERSION, "axes": AXES}
+        path.write_text(json.dumps({**header, **vars(self)}, indent=1) + "\n")
+
+    @staticmethod
+    def load(path: Path) -> Manifest:
+        try:
+            values = json.loads(path.read_text())
+            version = (values.pop("format"), values.pop("version"))
+            values.pop("axes")
+            values["size"] = tuple(values["size"])
+            manifest = Manifest(**values)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ClipError(
+                f"{path} is not a clip manifest ({error}); expected JSON written by Flowshade. Write the clip again."
+            ) from error
+        if version != (FORMAT, VERSION):
+            raise ClipError(
+                f"{path} is {version[0]!r} version {version[1]}; expected {FORMAT!r} version {VERSION}. "
+                "Use the Flowshade that wrote it, or convert the clip again."
+            )
+        return manifest
+
+
+class ClipFolderReader(ClipReader):
+    """Reads Flowshade's own clip folder (see this module)."""
+
+    def __init__(self, path: Path, *, fps: float | None = None) -> None:
+        self._path = path
+        self._manifest = manifest = Manifest.load(path / MANIFEST)
+        self._check_frames()
+        self.info = ClipInfo(
+            path=path,
+            format="clip",
+            frames=manifest.frames,
+            size=manifest.size,
+            fps=settle_fps(fps, manifest.fps, []),
+            channels=tuple(name for name in CHANNELS if name in manifest.channels),
+            axes=AXES,
+            has_camera=manifest.camera,
+            has_reference=manifest.rgb,
+            caption=manifest.caption,
+        )
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the writer was given as `meta`."""
+        return self._manifest.meta
+
+    def _check_frames(self) -> None:
+        kinds = ["frames"] + ["rgb"] * self._manifest.rgb
+        for kind in kinds:
+            present = sum(1 for entry in os.scandir(self._path / kind)) if (self._path / kind).is_dir() else 0
+            if present != self._manifest.frames:
+                raise ClipError(
+                    f"{self._path / kind} holds {present} files and {MANIFEST} says {self._manifest.frames} frames; "
+                    "the clip was changed or copied in part. Copy or write it again."
+                )
+
+    def _read(self, start: int, stop: int) -> GBuffer:
+        files = [self._read_frame(index) for index in range(start, stop)]
+        channels = stack([self._channels(file) for file in files])
+        return GBuffer(**channels, camera=self._camera(files))
+
+    def _read_frame(self, index: int) -> ExrFile:
+        path = self._path / "frames" / f"{index:06d}.exr"
+        if not path.exists():
+            raise ClipError(f"{path} is missing; expected one file a frame. Copy or write the clip again.")
+        file = read_exr(path)
+        if file.size != self._manifest.size:
+            raise ClipError(f"{path} is {file.size}; {MANIFEST} says {self._manifest.size}. Write the clip again.")
+        missing = [name for name in self._stored_names() if name not in file.channels]
+        if missing:
+            raise ClipError(f"{path} lacks {', '.join(missing)}, which {MANIFEST} promises. Write the clip again.")
+        return file
+
+    def _stored_names(self) -> list[str]:
+        return [f"{name}.{component}" for name in self._manifest.channels for component in COMPONENTS[name]]
+
+    def _channels(self, file: ExrFile) -> dict[str, Tensor]:
+        return {name: _to_tensor(name, file.channels) for name in self.info.channels}
+
+    def _camera(self, files: list[ExrFile]) -> Camera | None:
+        if not self._manifest.camera:
+            return None
+        intrinsics = torch.tensor([list(file.header["intrinsics"]) for file in files], dtype=torch.float32)
+        pose = torch.from_numpy(np.stack([file.header["cameraToWorld"] for file in files]))
+        return Camera(intrinsics=intrinsics, pose=pose)
+
+    def _reference(self, start: int, stop: int) -> Float[Tensor, "T 3 H W"] | None:
+        pictures = [read_png(self._path / "rgb" / f"{index:06d}.png") for index in range(start, stop)]
+        return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255
+
+
+def _to_tensor(channel: str, planes: dict[str, np.ndarray]) -> Tensor:
+    """The planes of one channel -> [C, H, W] float32, or int32 for ids."""
+    values = np.stack([planes[f"{channel}.{component}"] for component in COMPONENTS[channel]])
+    return torch.from_numpy(values.astype(np.int32 if channel == "instance" else np.float32, copy=False))
+
+
+class ClipWriter:
+    """Writes Flowshade's own clip folder, a run of frames at a time, in constant memory.
+
+    The folder appears under its own name when `close` is called (or the `with` block ends well); until then, and
+    after an error, only a temporary neighbour exists and is removed.
+
+    Args:
+        path: the folder to make.
+        size: height and width in pixels.
+        fps: frames per second.
+        channels: which channels to store; None stores those of the first run.
+        caption: what the clip shows, in words.
+        meta: anything JSON can hold, given back by the reader.
+        precision: "mixed" (float16 for albedo, roughness, metallic) or "float32" (everything bit for bit).
+        overwrite: replace an existing clip folder (never any other folder).
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        size: tuple[int, int],
+        fps: float,
+        channels: tuple[str, ...] | None = None,
+        caption: str = "",
+        meta: dict[str, Any] | None = None,
+        precision: Precision = "mixed",
+        overwrite: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self.size = (int(size[0]), int(size[1]))
+        self.frames = 0
+        _check_clip_request(self.path, channels, fps, overwrite)
+        self._fps = float(fps)
+        self._channels = channels
+        self._caption = caption
+        self._meta = json.loads(json.dumps(meta or {}))
+        self._precision: Precision = precision
+        self._has_camera: bool | None = None
+        self._has_rgb: bool | None = None
+        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        (self._temporary / "frames").mkdir(parents=True)
+        self._open = True
+
+    def append(self, gbuffer: GBuffer, rgb: Float[Tensor, "T 3 H W"] | None = None) -> None:
+        """Adds frames, with their reference pictures (display sRGB in [0, 1]) if the clip has any.
+
+        Raises:
+            ClipError: another size, or other channels, camera or pictures than the first run.
+        """
+        self._settle(gbuffer, rgb)
+        gbuffer = gbuffer.to("cpu")
+        pictures = None if rgb is None else to_uint8(rgb.float().cpu()).numpy()
+        for index in range(gbuffer.frames):
+            name = f"{self.frames:06d}"
+            write_exr(
+                self._temporary / "frames" / f"{name}.exr", self._planes(gbuffer, index), _attributes(gbuffer, index)
+            )
+            if pictures is not None:
+                write_png(self._temporary / "rgb" / f"{name}.png", pictures[index])
+            self.frames += 1
+
+    def _settle(self, gbuffer: GBuffer, rgb: Tensor | None) -> None:
+        """Fixes on the first run what every later one must repeat, and checks it."""
+        if not self._open:
+            raise ClipError(f"{self.path} is closed; open another ClipWriter to write more.")
+        if self._channels is None:
+            self._channels = tuple(gbuffer.channels())
+        if self._has_camera is None:
+            self._has_camera, self._has_rgb = gbuffer.camera is not None, rgb is not None
+            if self._has_rgb:
+                (self._temporary / "rgb").mkdir()
+        if gbuffer.size != self.size:
+            raise ClipError(f"{self.path} got frames of {gbuffer.size}; expected {self.size}. Resize them first.")
+        lacking = [name for name in self._channels if name not in gbuffer.channels()]
+        if lacking:
+            raise ClipError(
+                f"{self.path} got frames with {', '.join(gbuffer.channels())}; expected also {', '.join(lacking)}. "
+                "Give every run the same channels, or name fewer in channels=..."
+            )
+        for what, first, now in (
+            ("a camera", self._has_camera, gbuffer.camera is not None),
+            ("reference pictures", self._has_rgb, rgb is not None),
+        ):
+            if first != now:
+                raise ClipError(
+                    f"{self.path}: the first frames came {'with' if first else 'without'} {what} and frame "
+                    f"{self.frames} {'with' if now else 'without'}; give {what} for all frames or for none."
+                )
+        if rgb is not None and tuple(rgb.shape) != (gbuffer.frames, 3, *self.size):
+            raise ClipError(
+                f"{self.path} got rgb {list(rgb.shape)}; expected {[gbuffer.frames, 3, *self.size]}, float in [0, 1]."
+            )
+
+    def _planes(self, gbuffer: GBuffer, index: int) -> dict[str, np.ndarray]:
+        present, planes = gbuffer.channels(), {}
+        for name in self._channels or ():
+            values = present[name][index].detach().numpy().astype(_dtype(name, self._precision))  # [C, H, W]
+            planes |= {f"{name}.{component}": values[plane] for plane, component in enumerate(COMPONENTS[name])}
+        return planes
+
+    def close(self) -> None:
+        """Writes the manifest and gives the folder its name.
+
+        Raises:
+            ClipError: no frame was appended.
+        """
+        if not self._open:
+            return
+        if self.frames == 0:
+            self.discard()
+            raise ClipError(f"{self.path} got no frames; append at least one before closing.")
+        assert self._channels is not None
+        Manifest(
+            frames=self.frames,
+            fps=self._fps,
+            size=self.size,
+            channels={name: _dtype(name, self._precision) for name in self._channels},
+            camera=bool(self._has_camera),
+            rgb=bool(self._has_rgb),
+            caption=self._caption,
+            meta=self._meta,
+        ).save(self._temporary / MANIFEST)
+        self._open = False
+        move_into_place(self._temporary, self.path)
+
+    def discard(self) -> None:
+        """Removes what was written so far."""
+        self._open = False
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def __enter__(self) -> ClipWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+
+def _attributes(gbuffer: GBuffer, index: int) -> dict[str, Any]:
+    if gbuffer.camera is None:
+        return {}
+    intrinsics = gbuffer.camera.intrinsics[index].float().tolist()
+    pose = gbuffer.camera.pose[index].float().contiguous().numpy()
+    return {"intrinsics": intrinsics, "cameraToWorld": pose}
+
+
+def _check_clip_request(path: Path, channels: tuple[str, ...] | None, fps: float, overwrite: bool) -> None:
+    unknown = [name for name in channels or () if name not in CHANNELS]
+    if unknown or channels == ():
+        raise ClipError(f"channels {unknown or 'is empty'}; expected some of {', '.join(CHANNELS)}.")
+    if fps <= 0:
+        raise ClipError(f"fps is {fps}; expected a positive number of frames per second.")
+    if not path.exists():
+        return
+    if not overwrite:
+        raise ClipError(f"{path} exists already; give another name or overwrite=True.")
+    if not (path / MANIFEST).exists():
+        raise ClipError(f"{path} is not a Flowshade clip, so it is not overwritten; give another name.")
+
+
+def move_into_place(temporary: Path, path: Path) -> None:
+    """Renames a finished folder to its own name; what was there before is removed only once it is in place."""
+    if not path.exists():
+        temporary.replace(path)
+        return
+    old = path.with_name(f".{path.name}.{os.getpid()}.old.tmp")
+    path.replace(old)
+    temporary.replace(path)
+    shutil.rmtree(old)
+
+
+def write_clip(
+    path: Path | str, gbuffer: GBuffer, fps: float, *, rgb: Float[Tensor, "T 3 H W"] | None = None, **options: Any
+) -> None:
+    """Writes a clip that is in memory; `options` are those of `ClipWriter`."""
+    with ClipWriter(path, size=gbuffer.size, fps=fps, **options) as writer:
+        writer.append(gbuffer, rgb)

@@ -1,0 +1,168 @@
+"""What a clip holds, found by reading all of it once: `inspect_clip`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import UInt8
+from torch import Tensor
+
+from flowshade.gbuffer.io.pictures import write_png
+from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, open_clip
+from flowshade.gbuffer.view import channel_picture, contact_sheet, resize_pictures, to_uint8
+from flowshade.types import CHANNELS, GBuffer
+
+CHUNK_FRAMES = 8
+SHEET_FRAMES = 4
+TILE_WIDTH = 208
+UNITS = {"depth": "m", "motion": "px"}
+
+
+@dataclass
+class ChannelRange:
+    """Extremes of a channel over the clip, gathered run by run. Infinite values (sky) are counted apart."""
+
+    lowest: float = float("inf")
+    highest: float = float("-inf")
+    total: float = 0.0
+    finite: int = 0
+    infinite: int = 0
+    nan: int = 0
+
+    def add(self, values: Tensor) -> None:
+        finite = values[values.isfinite()].double()
+        self.nan += int(values.isnan().sum())
+        self.infinite += int(values.isinf().sum())
+        self.finite += finite.numel()
+        if finite.numel():
+            self.lowest = min(self.lowest, float(finite.min()))
+            self.highest = max(self.highest, float(finite.max()))
+            self.total += float(finite.sum())
+
+    @property
+    def mean(self) -> float:
+        """Mean of the finite values."""
+        return self.total / self.finite if self.finite else float("nan")
+
+    @property
+    def infinite_share(self) -> float:
+        return self.infinite / max(1, self.finite + self.infinite + self.nan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """The result of `inspect_clip`; `str` of it is a readable report."""
+
+    info: ClipInfo
+    ranges: dict[str, ChannelRange]
+    warnings: tuple[str, ...]
+    """The reader's own, and what the values show."""
+    sheet: UInt8[Tensor, "H W 3"] = field(repr=False)
+    """A few frames (rows) of every channel and the reference picture (columns)."""
+
+    def save_sheet(self, path: Path | str) -> None:
+        """Writes the contact sheet as a PNG file."""
+        write_png(Path(path), self.sheet.numpy())
+
+    def __str__(self) -> str:
+        info = self.info
+        seconds = info.frames / info.fps
+        extras = [text for text, there in (("camera", info.has_camera), ("rgb", info.has_reference)) if there]
+        lines = [
+            f"{info.path}",
+            f"  format    {info.format}",
+            f"  frames    {info.frames} ({seconds:.2f} s at {info.fps:g} fps)",
+            f"  size      {info.size[0]}x{info.size[1]} (height x width)",
+            f"  channels  {', '.join(info.channels)}",
+            f"  missing   {', '.join(info.missing) or 'none'}",
+            f"  beside    {', '.join(extras) or 'nothing (no camera, no reference picture)'}",
+            f"  axes      {info.axes}",
+            *([f"  caption   {info.caption}"] if info.caption else []),
+            "  ranges",
+            *(f"    {name:<10}{_describe(name, found)}" for name, found in self.ranges.items()),
+        ]
+        return "\n".join(lines + [f"  warning   {text}" for text in self.warnings])
+
+
+def _describe(name: str, found: ChannelRange) -> str:
+    unit = UNITS.get(name, "")
+    text = (
+        f"{found.lowest:.4g} to {found.highest:.4g}, mean {found.mean:.4g} {unit}".rstrip()
+        if found.finite
+        else "no value"
+    )
+    if found.infinite:
+        text += f"; {100 * found.infinite_share:.1f}% {'sky' if name == 'depth' else 'infinite'}"
+    return text + (f"; {found.nan} NaN" if found.nan else "")
+
+
+def inspect_clip(
+    path: Path | str, *, format: str | None = None, fps: float | None = None, **options: Any
+) -> Inspection:
+    """Reads a whole clip, a few frames in memory at a time, and reports on it.
+
+    Args: as `open_clip`.
+
+    Raises:
+        ClipError: the clip cannot be understood.
+    """
+    with open_clip(path, format=format, fps=fps, **options) as reader:
+        names = reader.info.channels
+        ranges = {name: ChannelRange() for name in names}
+        lengths = ChannelRange()
+        for window in reader.windows(CHUNK_FRAMES):
+            for name, values in window.channels().items():
+                ranges[name].add(values)
+            if window.normal is not None:
+                lengths.add(window.normal.norm(dim=1))
+        return Inspection(
+            info=reader.info,
+            ranges=ranges,
+            warnings=(*reader.info.warnings, *_findings(ranges, lengths)),
+            sheet=_sheet(reader),
+        )
+
+
+def _findings(ranges: dict[str, ChannelRange], lengths: ChannelRange) -> list[str]:
+    """What the values say against the convention of `flowshade.types`."""
+    found = [f"{name} holds {range_.nan} NaN values." for name, range_ in ranges.items() if range_.nan]
+    for name in ("albedo", "roughness", "metallic"):
+        if name in ranges and ranges[name].finite and (ranges[name].lowest < 0 or ranges[name].highest > 1):
+            found.append(f"{name} leaves [0, 1]; expected material values in that range.")
+    if "depth" in ranges:
+        depth = ranges["depth"]
+        if not depth.finite:
+            found.append("depth is sky everywhere; its code or unit may be wrong.")
+        elif depth.lowest <= 0:
+            found.append(f"depth goes down to {depth.lowest:g} m; expected metres in front of the camera.")
+        elif depth.lowest > 1000:
+            found.append(f"depth starts at {depth.lowest:g} m; is it in another unit?")
+    if lengths.finite and lengths.highest > 1.01:
+        found.append(f"normals are up to {lengths.highest:.3g} long; expected unit vectors (0 = sky).")
+    constant = [
+        name for name, r in ranges.items() if r.finite and r.lowest == r.highest and name in ("albedo", "normal")
+    ]
+    return found + [f"{name} is the same everywhere." for name in constant]
+
+
+def _sheet(reader: ClipReader) -> UInt8[Tensor, "H W 3"]:
+    count = min(SHEET_FRAMES, len(reader))
+    frames = [round(step * (len(reader) - 1) / max(1, count - 1)) for step in range(count)]
+    height, width = reader.info.size
+    tile = (max(1, round(height * TILE_WIDTH / width)), TILE_WIDTH)
+    pictures: list[Tensor] = []
+    labels: list[str] = []
+    for frame in frames:
+        shown = _shown(reader, frame)
+        pictures += [resize_pictures(picture, tile)[0] for picture in shown.values()]
+        labels += [f"{name} {frame}" for name in shown]
+    return contact_sheet(pictures, len(pictures) // count, labels)
+
+
+def _shown(reader: ClipReader, frame: int) -> dict[str, UInt8[Tensor, "1 H W 3"]]:
+    gbuffer: GBuffer = reader.read(frame, frame + 1)
+    shown = {name: channel_picture(gbuffer, name) for name in CHANNELS if name in gbuffer.channels()}
+    rgb = reader.reference(frame, frame + 1)
+    return shown if rgb is None else {**shown, "rgb": to_uint8(rgb)}

@@ -1,0 +1,229 @@
+"""What every clip reader offers, and how one is chosen for a path."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from flowshade.errors import FlowshadeError
+from flowshade.types import CORE_CHANNELS, GBuffer
+
+DEFAULT_FPS = 24.0
+
+
+class ClipError(FlowshadeError):
+    """A clip that cannot be read or written as asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipInfo:
+    """What a reader found when it opened a path, before any pixel is decoded."""
+
+    path: Path
+    format: str
+    """One of `FORMATS`."""
+    frames: int
+    size: tuple[int, int]
+    """Height and width in pixels."""
+    fps: float
+    channels: tuple[str, ...]
+    """Channels that `read` gives."""
+    axes: str
+    """In words: how the file's values become the in-memory convention."""
+    has_camera: bool = False
+    has_reference: bool = False
+    """Whether a picture of the scene comes with the buffers."""
+    caption: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Core channels that the clip does not give."""
+        return tuple(name for name in CORE_CHANNELS if name not in self.channels)
+
+
+class ClipReader(ABC):
+    """A clip on disk. Frames are decoded when asked for; nothing is kept between calls."""
+
+    info: ClipInfo
+
+    def __len__(self) -> int:
+        return self.info.frames
+
+    def read(self, start: int = 0, stop: int | None = None) -> GBuffer:
+        """Frames `start` to `stop` (excluded) in the one convention of `flowshade.types`."""
+        return self._read(*self._bounds(start, stop))
+
+    def reference(self, start: int = 0, stop: int | None = None) -> Float[Tensor, "T 3 H W"] | None:
+        """The pictures that came with the buffers, display sRGB in [0, 1]; None when there are none."""
+        return self._reference(*self._bounds(start, stop)) if self.info.has_reference else None
+
+    def coded(self, start: int = 0, stop: int | None = None) -> dict[str, UInt8[Tensor, "T 3 H W"]]:
+        """The file's own 8-bit planes, untouched, by channel: what upstream's models take byte for byte."""
+        return self._coded(*self._bounds(start, stop))
+
+    def windows(self, frames: int, start: int = 0, stop: int | None = None) -> Iterator[GBuffer]:
+        """Consecutive runs of `frames` frames, one in memory at a time; the last may be shorter."""
+        if frames < 1:
+            raise ClipError(f"a window of {frames} frames was asked for; expected 1 or more. Give a positive number.")
+        first, last = self._bounds(start, stop)
+        return (self._read(low, min(low + frames, last)) for low in range(first, last, frames))
+
+    def close(self) -> None:  # noqa: B027 (most readers hold no file open)
+        """Releases what the reader holds open; most hold nothing."""
+
+    def __enter__(self) -> ClipReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _bounds(self, start: int, stop: int | None) -> tuple[int, int]:
+        stop = len(self) if stop is None else stop
+        if not 0 <= start < stop <= len(self):
+            raise ClipError(
+                f"{self.info.path}: frames {start} to {stop} were asked for, the clip has {len(self)}; "
+                "give 0 <= start < stop <= frames."
+            )
+        return start, stop
+
+    @abstractmethod
+    def _read(self, start: int, stop: int) -> GBuffer: ...
+
+    def _reference(self, start: int, stop: int) -> Float[Tensor, "T 3 H W"] | None:
+        raise NotImplementedError
+
+    def _coded(self, start: int, stop: int) -> dict[str, UInt8[Tensor, "T 3 H W"]]:
+        raise ClipError(
+            f"{self.info.path}: format {self.info.format!r} holds no 8-bit planes; upstream's models take PNG folders "
+            "(8 bit), videos or Flash windows. Convert the clip first: flowshade convert."
+        )
+
+
+@dataclass(frozen=True)
+class Format:
+    """A clip format: how it is recognised and which class reads it (imported only when used)."""
+
+    name: str
+    hint: str
+    """What a folder of this format looks like, for error messages."""
+    recognises: Callable[[Path], bool]
+    reader: str
+    """`module:class` below this package."""
+
+    def open(self, path: Path, **options: Any) -> ClipReader:
+        module, name = self.reader.split(":")
+        return getattr(import_module(f"{__package__}.{module}"), name)(path, **options)
+
+
+def _has(*patterns: str) -> Callable[[Path], bool]:
+    return lambda path: path.is_dir() and any(next(path.glob(pattern), None) for pattern in patterns)
+
+
+def _is_video_clip(path: Path) -> bool:
+    return path.suffix.lower() == ".mp4" if path.is_file() else _has("*.mp4")(path)
+
+
+FORMATS: dict[str, Format] = {
+    format.name: format
+    for format in (
+        Format("clip", "a folder with clip.json", _has("clip.json"), "folder:ClipFolderReader"),
+        Format("flash", "a folder of window-NN.npy", _has("window-*.npy"), "flash:FlashReader"),
+        Format("blender", "a folder of numbered .exr files", _has("*.exr"), "blender:BlenderReader"),
+        Format(
+            "png",
+            "a folder of albedo/0001.png or albedo_0001.png",
+            _has("*.png", "*/*.png"),
+            "png:PngReader",
+        ),
+        Format("video", "a folder of albedo.mp4, depth.mp4, ...", _is_video_clip, "channel_video:ChannelVideoReader"),
+    )
+}
+"""Every format that can be read, in the order in which a path is tried."""
+
+
+def open_clip(path: Path | str, *, format: str | None = None, fps: float | None = None, **options: Any) -> ClipReader:
+    """Opens a G-buffer clip of any known format.
+
+    Args:
+        path: the clip's folder.
+        format: a name of `FORMATS`; None looks at what the folder holds.
+        fps: frames per second; None takes what the clip states, else 24 with a warning.
+        options: the format's own, see its reader: `depth_code`, `albedo_code`, `normal_axes` (png, video, flash),
+            `cameras`, `layer` (blender).
+
+    Raises:
+        ClipError: nothing there, an unknown layout, or a layout that contradicts itself.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ClipError(f"{path}: nothing is there; expected a clip folder. Check the path.")
+    chosen = _named_format(format) if format is not None else _look(path)
+    try:
+        return chosen.open(path, fps=fps, **options)
+    except TypeError as error:
+        unknown = _unknown_option(error, options)
+        if unknown is None:
+            raise
+        raise ClipError(
+            f"{path}: option {unknown!r} is not one of format {chosen.name!r}; see its reader in flowshade.gbuffer.io."
+        ) from error
+
+
+def read_clip(path: Path | str, *, format: str | None = None, **options: Any) -> GBuffer:
+    """The whole clip in memory. For long clips use `open_clip(path).windows(n)`."""
+    with open_clip(path, format=format, **options) as reader:
+        return reader.read()
+
+
+def _named_format(name: str) -> Format:
+    if name not in FORMATS:
+        raise ClipError(f"format {name!r} is unknown; expected one of {', '.join(FORMATS)}.")
+    return FORMATS[name]
+
+
+def _look(path: Path) -> Format:
+    for format in FORMATS.values():
+        if format.recognises(path):
+            return format
+    if path.is_dir():
+        found = sorted({entry.suffix.lower() or entry.name for entry in path.iterdir()})[:6]
+        holds = f"holds {', '.join(found)}" if found else "is empty"
+    else:
+        holds = f"is a single {path.suffix or 'nameless'} file"
+    expected = "; ".join(format.hint for format in FORMATS.values())
+    raise ClipError(f"{path} {holds}; expected one of: {expected}. Give the folder of a clip, or name its format.")
+
+
+def _unknown_option(error: TypeError, options: dict[str, Any]) -> str | None:
+    """The option that a reader's constructor does not know, if that is what the error says."""
+    if "unexpected keyword argument" not in str(error):
+        return None
+    return next((name for name in options if f"'{name}'" in str(error)), None)
+
+
+def settle_fps(given: float | None, stated: float | None, warnings: list[str]) -> float:
+    """Frames per second: as given, else as the clip states it, else a default that is said."""
+    fps = given if given is not None else stated
+    if fps is None:
+        warnings.append(f"frames per second are not stated; {DEFAULT_FPS:g} assumed. Give fps=... to change it.")
+        return DEFAULT_FPS
+    if fps <= 0:
+        raise ClipError(f"fps is {fps}; expected a positive number of frames per second.")
+    return float(fps)
+
+
+def stack(frames: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Frames as dictionaries of [C, H, W] -> one dictionary of [T, C, H, W]."""
+    return {name: torch.stack([frame[name] for frame in frames]) for name in frames[0]}

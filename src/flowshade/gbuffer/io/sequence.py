@@ -1,0 +1,54 @@
+"""Numbered files as frames: ordered by number, with gaps and doubles reported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from flowshade.gbuffer.io.reader import ClipError
+
+
+def frame_number(path: Path) -> int | None:
+    """The last run of digits in a file's stem: `frame_10.exr` -> 10."""
+    digits = re.findall(r"\d+", path.stem)
+    return int(digits[-1]) if digits else None
+
+
+def numbered(paths: Iterable[Path], what: str) -> dict[int, Path]:
+    """Files by frame number, in order.
+
+    Args:
+        paths: the files of one sequence.
+        what: what they are, for error messages.
+
+    Raises:
+        ClipError: a file without a number, two with the same one, or a gap.
+    """
+    by_number: dict[int, Path] = {}
+    for path in sorted(paths):
+        number = frame_number(path)
+        if number is None:
+            raise ClipError(
+                f"{path} has no frame number; expected names such as {path.stem}_0001{path.suffix}. Rename it or "
+                "move it away."
+            )
+        if number in by_number:
+            raise ClipError(
+                f"{path.parent}: {by_number[number].name} and {path.name} are both frame {number}; expected one "
+                "sequence of files a folder. Give each sequence its own folder."
+            )
+        by_number[number] = path
+    check_no_gap(sorted(by_number), what)
+    return dict(sorted(by_number.items()))
+
+
+def check_no_gap(numbers: list[int], what: str) -> None:
+    """Raises a ClipError that names the numbers missing from a sorted list."""
+    missing = sorted(set(range(numbers[0], numbers[-1] + 1)) - set(numbers))
+    if missing:
+        listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        raise ClipError(
+            f"{what}: frames {listed} are missing between {numbers[0]} and {numbers[-1]}; expected every frame. "
+            "Render or copy the missing ones, or move the rest to another folder."
+        )

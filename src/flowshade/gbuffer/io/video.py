@@ -1,0 +1,284 @@
+"""Pictures in video files: H.264 in MP4, written and read frame by frame."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+
+import av
+import av.error
+import numpy as np
+import torch
+from av.container import OutputContainer
+from av.video.reformatter import ColorRange, Colorspace, Interpolation
+from einops import rearrange
+from jaxtyping import UInt8
+from torch import Tensor
+
+from flowshade.gbuffer.io.reader import ClipError
+from flowshade.types import Frames
+
+BT709 = 1
+"""The number H.264 gives to BT.709 primaries, transfer and matrix."""
+# FFmpeg's quick conversions between RGB and YUV darken by about one step of 255 each; these round.
+TO_YUV = Interpolation.AREA | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INP
+TO_RGB = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+
+
+class VideoWriter:
+    """Writes pictures to an MP4 file, in constant memory.
+
+    The file appears under its own name when `close` is called (or the `with` block ends well); until then, and
+    after an error, only a temporary neighbour exists and is removed. H.264 with 4:2:0 chroma wants even sizes:
+    odd ones are padded by repeating the last row or column (`padded` says so).
+
+    Args:
+        path: an .mp4 file.
+        fps: frames per second.
+        size: height and width of the pictures in pixels.
+        crf: H.264 quality, 0 (best) to 51; 18 is visually lossless.
+        lossless: keep every byte (RGB H.264). Data survives; browsers do not play it.
+        overwrite: replace an existing file.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        fps: float,
+        size: tuple[int, int],
+        crf: int = 18,
+        lossless: bool = False,
+        overwrite: bool = True,
+    ) -> None:
+        self.path = Path(path)
+        self.size = size
+        self.frames = 0
+        height, width = size
+        self.padded = size if lossless else (height + height % 2, width + width % 2)
+        _check_video_request(self.path, fps, size, overwrite)
+        self._lossless = lossless
+        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        container = av.open(str(self._temporary), "w", format="mp4", options={"movflags": "faststart"})
+        self._container: OutputContainer | None = container
+        self._stream = self._add_stream(container, fps, crf)
+
+    def _add_stream(self, container: OutputContainer, fps: float, crf: int) -> av.VideoStream:
+        codec, options = ("libx264rgb", {"qp": "0"}) if self._lossless else ("libx264", {"crf": str(crf)})
+        stream = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1001), options=options)
+        stream.height, stream.width = self.padded
+        stream.pix_fmt = "rgb24" if self._lossless else "yuv420p"
+        if not self._lossless:
+            # Untagged files are played with whichever matrix the player prefers, which shifts colours.
+            context = stream.codec_context
+            context.colorspace = context.color_primaries = context.color_trc = BT709
+            context.color_range = ColorRange.MPEG
+        return stream
+
+    def append(self, pictures: UInt8[Tensor, "T H W 3"] | np.ndarray | Frames) -> None:
+        """Adds pictures: uint8 [T, H, W, 3] display sRGB, or `Frames`."""
+        if self._container is None:
+            raise ClipError(f"{self.path} is closed; open another VideoWriter to write more.")
+        for picture in self._checked(pictures):
+            frame = av.VideoFrame.from_ndarray(self._pad(picture), format="rgb24")
+            if not self._lossless:
+                frame = frame.reformat(
+                    format="yuv420p",
+                    dst_colorspace=Colorspace.ITU709,
+                    dst_color_range=ColorRange.MPEG,
+                    interpolation=TO_YUV,
+                )
+            self._container.mux(self._stream.encode(frame))
+            self.frames += 1
+
+    def _checked(self, pictures: Tensor | np.ndarray | Frames) -> np.ndarray:
+        if isinstance(pictures, Frames):
+            pictures = pictures.to_uint8()
+        array = pictures.detach().cpu().numpy() if isinstance(pictures, Tensor) else np.asarray(pictures)
+        expected = (*self.size, 3)
+        if array.ndim != 4 or array.shape[1:] != expected or array.dtype != np.uint8:
+            raise ClipError(
+                f"{self.path.name} got pictures {array.dtype} {list(array.shape)}; expected uint8 "
+                f"[T, {self.size[0]}, {self.size[1]}, 3]. Resize them, or open the video with their size."
+            )
+        return array
+
+    def _pad(self, picture: np.ndarray) -> np.ndarray:
+        below, right = self.padded[0] - self.size[0], self.padded[1] - self.size[1]
+        padded = np.pad(picture, ((0, below), (0, right), (0, 0)), mode="edge") if below or right else picture
+        return np.ascontiguousarray(padded)
+
+    def close(self) -> None:
+        """Finishes the file and gives it its name.
+
+        Raises:
+            ClipError: no picture was appended.
+        """
+        if self._container is None:
+            return
+        if self.frames == 0:
+            self.discard()
+            raise ClipError(f"{self.path} got no pictures; append at least one before closing.")
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
+        self._container = None
+        self._temporary.replace(self.path)
+
+    def discard(self) -> None:
+        """Removes what was written so far."""
+        if self._container is not None:
+            self._container.close()
+            self._container = None
+        self._temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> VideoWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+
+def _check_video_request(path: Path, fps: float, size: tuple[int, int], overwrite: bool) -> None:
+    if path.suffix.lower() != ".mp4":
+        raise ClipError(f"{path}: the name ends in {path.suffix or 'nothing'}; expected .mp4. Rename the output.")
+    if fps <= 0 or min(size) < 1:
+        raise ClipError(f"{path}: fps is {fps} and size {size}; expected positive numbers.")
+    if path.exists() and not overwrite:
+        raise ClipError(f"{path} exists already; give another name or overwrite=True.")
+
+
+class VideoReader:
+    """A video file as pictures. Runs are decoded in order; going back starts again from the beginning.
+
+    Args:
+        path: any video file that FFmpeg decodes.
+
+    Raises:
+        ClipError: not a video, no picture stream, rotated, or of variable frame rate.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._open()
+        self.size = (self._stream.height, self._stream.width)
+        self.frames, self.fps = self._scan()
+        self.subsampled = "444" not in self.pixel_format and not self.pixel_format.startswith(("rgb", "bgr", "gbr"))
+        self._open()
+
+    @property
+    def pixel_format(self) -> str:
+        return self._stream.codec_context.pix_fmt or "unknown"
+
+    def __len__(self) -> int:
+        return self.frames
+
+    def _open(self) -> None:
+        self.close()
+        try:
+            self._container = av.open(str(self.path))
+        except av.error.FFmpegError as error:
+            raise ClipError(
+                f"{self.path} cannot be opened as a video ({error}); expected MP4 or anything FFmpeg decodes. "
+                "It may be cut short: write it again."
+            ) from error
+        if not self._container.streams.video:
+            raise ClipError(f"{self.path} has no picture stream; expected a video file.")
+        self._stream = self._container.streams.video[0]
+        self._decoded = self._pictures()
+        self._next = 0
+
+    def _scan(self) -> tuple[int, float]:
+        """Counts packets (headers can lie) and checks that they are evenly spaced."""
+        count, times, announced = 0, [], self._stream.frames
+        for packet in self._container.demux(self._stream):
+            if packet.size and not packet.is_discard:
+                count += 1
+                times += [] if packet.pts is None else [packet.pts]
+        if not count or count < announced:
+            raise ClipError(
+                f"{self.path} holds {count} of {announced or 'its'} frames; it is cut short. Write it again."
+            )
+        steps = np.diff(sorted(times))
+        if steps.size and steps.max() - steps.min() > max(1, 0.02 * np.median(steps)):
+            raise ClipError(
+                f"{self.path} has a variable frame rate (steps of {steps.min()} to {steps.max()} ticks); expected "
+                f"evenly spaced frames. Make it constant first: ffmpeg -i {self.path.name} -vf fps=24 constant.mp4"
+            )
+        rate = self._stream.average_rate
+        return count, float(rate) if rate else 0.0
+
+    def _pictures(self) -> Iterator[np.ndarray]:
+        for frame in self._container.decode(self._stream):
+            if frame.rotation:
+                raise ClipError(
+                    f"{self.path} is stored rotated by {frame.rotation} degrees; expected upright frames. "
+                    "Rotate it for good first: ffmpeg -i IN -c:v libx264 -crf 10 OUT.mp4"
+                )
+            yield frame.to_ndarray(format="rgb24", interpolation=TO_RGB)
+
+    def read(self, start: int = 0, stop: int | None = None) -> UInt8[Tensor, "T H W 3"]:
+        """Frames `start` to `stop` (excluded), display values as stored."""
+        stop = self.frames if stop is None else stop
+        if not 0 <= start < stop <= self.frames:
+            raise ClipError(
+                f"{self.path}: frames {start} to {stop} were asked for, the video has {self.frames}; "
+                "give 0 <= start < stop <= frames."
+            )
+        if start < self._next:
+            self._open()
+        while self._next < start:
+            self._advance()
+        return torch.stack([torch.from_numpy(self._advance()) for _ in range(start, stop)])
+
+    def _advance(self) -> np.ndarray:
+        picture = next(self._decoded, None)
+        if picture is None:
+            raise ClipError(
+                f"{self.path} ends after {self._next} frames; {self.frames} were expected from its packets. "
+                "It is cut short or damaged: write it again."
+            )
+        self._next += 1
+        return picture
+
+    def windows(self, frames: int) -> Iterator[UInt8[Tensor, "T H W 3"]]:
+        """Consecutive runs of `frames` pictures; the last may be shorter."""
+        for start in range(0, self.frames, frames):
+            yield self.read(start, min(start + frames, self.frames))
+
+    def close(self) -> None:
+        if getattr(self, "_container", None) is not None:
+            self._container.close()
+
+    def __enter__(self) -> VideoReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_video(path: Path | str) -> UInt8[Tensor, "T H W 3"]:
+    """A whole video in memory. For long ones, and for the frame rate, use `VideoReader`."""
+    with VideoReader(path) as video:
+        return video.read()
+
+
+def write_video(path: Path | str, pictures: UInt8[Tensor, "T H W 3"] | np.ndarray, *, fps: float) -> None:
+    """A whole video at once, uint8 [T, H, W, 3]."""
+    with VideoWriter(path, fps=fps, size=(pictures.shape[1], pictures.shape[2])) as video:
+        video.append(pictures)
+
+
+def to_planes(pictures: UInt8[Tensor, "T H W 3"]) -> Tensor:
+    """[T, H, W, 3] -> [T, 3, H, W], as stored."""
+    return rearrange(pictures, "t h w c -> t c h w")

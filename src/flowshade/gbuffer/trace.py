@@ -1,0 +1,464 @@
+"""The tracer: a MuJoCo world and a camera in, G-buffers (and, with a `Look`, reference pictures) out.
+
+    tracer = Tracer(world.model, size=(240, 416), device="cpu")
+    tracer.update(data)
+    gbuffer = tracer.gbuffer(camera, previous=last_camera)
+    rgb = tracer.shade(look, camera, stream=stream_frame(first_pose), seed=0)
+
+What it reads of MuJoCo: geoms of every type; colours (`rgba`, a material's unless the geom has its own) as sRGB;
+textures in the roles RGB, RGBA, roughness, metallic, ORM and emissive, 2D and cube, sRGB where they hold colours;
+`metallic`, `roughness` (see `roughness_of`) and `emission` (times the base colour). Geoms with 0 < alpha < 1 are
+opaque. Not read: MuJoCo's own lights, normal and opacity maps, sky boxes, flexes, skins.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import mujoco
+import numpy as np
+import torch
+import warp as wp
+from jaxtyping import Float
+from torch import Tensor
+
+from flowshade.gbuffer import kernels, light_kernels, shade
+from flowshade.gbuffer._scene import SceneArrays
+from flowshade.gbuffer.look import Look
+from flowshade.types import CHANNELS, Camera, GBuffer
+
+_ROWS_A_BAND = 16
+_MAX_PIXELS = 2**27
+_KEPT_LIGHTS = 64
+_SEEDS = 1024  # shifts of the sample sequence, whose arithmetic is in single precision
+
+
+class Tracer:
+    """Traces one world at one picture size on one device, which holds its state: poses now and one update ago.
+
+    Instances are numbered by geom: id + 1. On CUDA everything runs on torch's current stream; no call waits for it.
+    Returned tensors are new each call and the caller's to keep.
+    """
+
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        *,
+        size: tuple[int, int],
+        device: torch.device | str = "cpu",
+        samples: int = 4,
+        seed: int = 0,
+        channels: Sequence[str] | None = None,
+        groups: Sequence[int] = (0, 1, 2),
+        sun_rays: int = 4,
+        sky_rays: int = 12,
+        threads: int | None = None,
+    ) -> None:
+        """
+        Args:
+            model: the compiled world; its geometry and materials are copied to the device here.
+            size: height and width in pixels.
+            device: "cpu" or a CUDA device of torch's.
+            samples: material samples a pixel (1 = the centre only). Depth, instance and motion are never averaged.
+            seed: turns the sample pattern; the same pattern serves every pixel and frame.
+            channels: those that `gbuffer` returns; all by default.
+            groups: geom groups that are seen.
+            sun_rays: shadow rays a pixel when shading.
+            sky_rays: hemisphere rays a pixel when shading.
+            threads: bands of rows are traced on this many threads (CPU only; all cores by default). Results do not
+                depend on it.
+
+        Raises:
+            ValueError: an unknown channel, an impossible size or number of samples, or a geom type without a surface.
+        """
+        height, width = size
+        if height < 1 or width < 1 or height * width > _MAX_PIXELS:
+            raise ValueError(f"Tracer got size={size}; expected (height, width) in pixels, each at least 1.")
+        if not 1 <= samples <= 256:
+            raise ValueError(f"Tracer got samples={samples}; expected 1 to 256 material samples a pixel.")
+        names = tuple(CHANNELS if channels is None else channels)
+        unknown = [name for name in names if name not in CHANNELS]
+        if unknown or not names:
+            raise ValueError(f"Tracer got channels {list(names)}; expected some of {', '.join(CHANNELS)}.")
+        _init_warp()
+        self.size = (height, width)
+        self.device = torch.device(device)
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.channels = names
+        self.samples = samples
+        self.seed = seed
+        self._wp_device = wp.device_from_torch(self.device)
+        self._model = model
+        self._threads = 1 if self.is_cuda else max(1, threads or os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
+        self._streams: dict[int, Any] = {}
+        with self._stream():
+            self._scene = SceneArrays(model, self._wp_device, frozenset(int(group) for group in groups))
+            self._allocate()
+        self._updates = 0
+        self._loaded: set[Any] = set()
+        self._view: Any = None
+        self._camera: Camera | None = None
+        self._lit: Any = None
+        self._lights: dict[Any, Any] = {}
+        self._tables: dict[str, Any] = {}
+        self.sun_rays, self.sky_rays = sun_rays, sky_rays
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    # The world moves ----------------------------------------------------------------------------------------------
+
+    def update(self, data: mujoco.MjData) -> None:
+        """Takes the geoms' poses from `data`. What they were before becomes "the previous frame" of motion."""
+        count = self._model.ngeom
+        with self._stream():
+            staged = self._staging.next()
+            staged[: 3 * count] = torch.from_numpy(data.geom_xpos).reshape(-1)
+            staged[3 * self._geoms :][: 9 * count] = torch.from_numpy(data.geom_xmat).reshape(-1)
+            self._current = 1 - self._current
+            target = self._poses[self._current]
+            target.copy_(staged, non_blocking=True)
+            self._staging.sent()
+            if self._updates == 0:
+                self._poses[1 - self._current].copy_(target)
+            self._point_to_poses()
+            self._refit(build=self._updates == 0)
+        self._updates += 1
+
+    def reset(self) -> None:
+        """Forgets the previous poses: after the next update nothing has moved."""
+        self._updates = 0
+
+    # The picture --------------------------------------------------------------------------------------------------
+
+    def gbuffer(self, camera: Camera, previous: Camera | None = None) -> GBuffer:
+        """The world as `camera` sees it, [1, C, H, W] on the tracer's device.
+
+        Args:
+            camera: one frame; the G-buffer keeps it as it is. Hold it on the CPU: reading a CUDA camera waits for the
+                device.
+            previous: the camera of the previous frame, for motion; None = it did not move. Geoms move by the
+                difference between the last two updates.
+        """
+        if self._updates == 0:
+            raise ValueError("Tracer.gbuffer was called before any update; call update(data) first.")
+        height, width = self.size
+        pixels = height * width
+        self._view, self._camera = self._view_of(camera), camera
+        last = self._view if previous is None else self._view_of(previous)
+        planes = sum(CHANNELS.values()) - 1
+        values = torch.empty(planes * pixels, dtype=torch.float32, device=self.device)
+        instance = torch.empty(pixels, dtype=torch.int32, device=self.device)
+        out, offset = {}, 0
+        for name, count in CHANNELS.items():
+            if name != "instance":
+                out[name] = values[offset : offset + count * pixels]
+                offset += count * pixels
+        flat = wp.from_torch(values)
+        view = {}
+        offset = 0
+        for name, count in CHANNELS.items():
+            if name != "instance":
+                view[name] = flat[offset : offset + count * pixels]
+                offset += count * pixels
+        scene = self._scene.struct
+        with self._stream():
+            self.launch(
+                kernels.trace_centres,
+                [scene, self._view, last],
+                [self.hits, view["depth"], wp.from_torch(instance), view["motion"]],
+            )
+            self.launch(
+                kernels.resolve_materials,
+                [scene, self._view],
+                [
+                    self._offsets, self.hits, view["albedo"], view["normal"], view["roughness"], view["metallic"],
+                    view["emission"],
+                ],
+            )  # fmt: skip
+        self._materials = {name: view[name] for name in ("albedo", "roughness", "metallic", "emission")}
+        self._values = values
+        out["instance"] = instance
+        shaped = {name: value.view(1, CHANNELS[name], height, width) for name, value in out.items()}
+        return GBuffer(**{name: shaped[name] for name in self.channels}, camera=camera)
+
+    def shade(
+        self, look: Look, camera: Camera | None = None, *, stream: Float[Tensor, "3 3"], seed: int = 0
+    ) -> Float[Tensor, "1 3 H W"]:
+        """The reference picture of the last `gbuffer`, display sRGB in [0, 1], on the tracer's device.
+
+        Args:
+            look: light and weather. Several looks may follow one `gbuffer`.
+            camera: the one `gbuffer` was called with; only checked.
+            stream: world to stream frame, from `flowshade.types.stream_frame`. Keep it on the CPU.
+            seed: moves the sample pattern. Same seed, same picture.
+        """
+        if self._view is None:
+            raise ValueError("Tracer.shade was called before gbuffer; call gbuffer(camera) first.")
+        if camera is not None and camera is not self._camera and not _same_camera(camera, self._camera):
+            raise ValueError("Tracer.shade got another camera than the last gbuffer call; call gbuffer(camera) first.")
+        height, width = self.size
+        rgb = torch.empty(3 * height * width, dtype=torch.float32, device=self.device)
+        material = self._materials
+        with self._stream():
+            light = self._light(look, stream)
+            lit = self._lit_buffers()
+            surface = [material["albedo"], material["roughness"], material["metallic"]]
+            self.launch(
+                light_kernels.gather_light,
+                [self._scene.struct, self._view, light],
+                [self.sun_rays, self.sky_rays, seed % _SEEDS, self.hits, *surface, lit],
+            )
+            self.launch(
+                light_kernels.compose,
+                [self._scene.struct, self._view, light],
+                [self._offsets, self.hits, *surface, material["emission"], lit, wp.from_torch(rgb)],
+            )
+        return rgb.view(1, 3, height, width)
+
+    def _lit_buffers(self) -> Any:
+        """Light buffers, made at the first use."""
+        if self._lit is None:
+            pixels = self.size[0] * self.size[1]
+            self._lit = light_kernels.Lit()
+            self._lit_arrays = {
+                name: wp.zeros(pixels, dtype=float if name == "sun" else wp.vec3, device=self._wp_device)
+                for name in ("sun", "indirect", "mirror", "gloss")
+            }
+            for name, array in self._lit_arrays.items():
+                setattr(self._lit, name, array)
+        return self._lit
+
+    def _light(self, look: Look, stream: Tensor) -> Any:
+        """The look as a kernel struct, kept for the next frames of the same stream."""
+        rows = tuple(tuple(row) for row in stream.tolist())
+        key = (look, rows)
+        if key not in self._lights:
+            if len(self._lights) >= _KEPT_LIGHTS:
+                self._lights.clear()
+            self._lights[key] = self._make_light(look, rows)
+        return self._lights[key]
+
+    def _make_light(self, look: Look, rows: tuple[tuple[float, ...], ...]) -> Any:
+        if not self._tables:
+            device = self._wp_device
+            lamps = self._scene.lamps
+            pad = max(len(lamps.geom), 1)
+            self._tables = {
+                "noise": wp.array(shade.noise_map().ravel(), dtype=float, device=device),
+                "star_map": wp.array(shade.star_map().ravel(), dtype=float, device=device),
+                "lamp_geom": wp.array(np.resize(lamps.geom, pad), dtype=int, device=device),
+                "lamp_radius": wp.array(np.resize(lamps.radius, pad), dtype=float, device=device),
+                "lamp_power": wp.array(np.resize(lamps.power, (pad, 3)), dtype=wp.vec3, device=device),
+            }
+        light: Any = light_kernels.Light()
+        for name, table in self._tables.items():
+            setattr(light, name, table)
+        light.lamp_count = len(self._scene.lamps.geom)
+        light.stream = wp.mat33(*[value for row in rows for value in row])
+        sun = look.sun_vector()
+        light.sun_stream = wp.vec3(*sun.tolist())
+        light.sun_dir = wp.vec3(*(torch.tensor(rows).T @ sun).tolist())
+        light.has_sun = int(look.has_sun)
+        light.sun_radius = math.radians(look.sun_radius)
+        light.disc, light.disc_radius = wp.vec3(*shade.disc_color(look)), shade.disc_radius(look)
+        light.cloud = wp.vec3(*shade.cloud_color(look))
+        for name in (
+            "sun",
+            "zenith",
+            "horizon",
+            "ground",
+            "halo",
+            "glow_left",
+            "glow_right",
+            "fog_color",
+            "absorption",
+        ):
+            setattr(light, name, wp.vec3(*getattr(look, name)))
+        for name in ("cloudiness", "stars", "fog_density", "fog_height", "snow", "wetness", "autumn", "exposure"):
+            setattr(light, name, float(getattr(look, name)))
+        light.lamps = wp.vec3(*(look.lamps * tint for tint in look.lamp_tint))
+        light.harmonics = light_kernels.mat93(*shade.ambient_coefficients(look).flatten().tolist())
+        return light
+
+    # Launching ----------------------------------------------------------------------------------------------------
+
+    def launch(self, kernel: Any, before: list[Any], after: list[Any]) -> None:
+        """Runs a kernel over all pixels: its arguments are `before`, the first pixel, `after`.
+
+        On the CPU bands of rows go to the threads; pixels are independent, so the result does not depend on it.
+        """
+        height, width = self.size
+        if self.is_cuda:
+            wp.launch(kernel, dim=height * width, inputs=[*before, 0, *after], device=self._wp_device)
+            return
+
+        def band(row: int, rows: int) -> None:
+            wp.launch(kernel, dim=rows * width, inputs=[*before, row * width, *after], device=self._wp_device)
+
+        if self._pool is None or kernel not in self._loaded:
+            band(0, height)  # loads, and at the first run ever compiles, the kernel's module: not for threads
+            self._loaded.add(kernel)
+            return
+        bands = [(row, min(_ROWS_A_BAND, height - row)) for row in range(0, height, _ROWS_A_BAND)]
+        for result in [self._pool.submit(band, *each) for each in bands]:
+            result.result()
+
+    def _stream(self) -> Any:
+        """Warp's work goes to torch's current stream, so that neither has to wait for the other."""
+        if not self.is_cuda:
+            return wp.ScopedDevice(self._wp_device)
+        stream = torch.cuda.current_stream(self.device)
+        if stream.cuda_stream not in self._streams:
+            self._streams[stream.cuda_stream] = wp.stream_from_torch(stream)
+        return wp.ScopedStream(self._streams[stream.cuda_stream])
+
+    # Set-up -------------------------------------------------------------------------------------------------------
+
+    def _allocate(self) -> None:
+        height, width = self.size
+        pixels = height * width
+        device = self._wp_device
+        self._geoms = max(self._model.ngeom, 1)
+        self._staging = _Staging(12 * self._geoms, self.is_cuda)
+        self._poses = [torch.zeros(12 * self._geoms, device=self.device) for _ in range(2)]
+        self._pose_views = [
+            (
+                wp.from_torch(poses[: 3 * self._geoms].view(-1, 3), dtype=wp.vec3),
+                wp.from_torch(poses[3 * self._geoms :].view(-1, 3, 3), dtype=wp.mat33),
+            )
+            for poses in self._poses
+        ]
+        self._current = 0
+        self._lower = wp.zeros(max(len(self._scene.bounded), 1), dtype=wp.vec3, device=device)
+        self._upper = wp.zeros(max(len(self._scene.bounded), 1), dtype=wp.vec3, device=device)
+        self._bvh: Any = None
+        self._point_to_poses()
+        self.hits: Any = kernels.Hits()
+        self._hit_arrays = {
+            "geom": wp.zeros(pixels, dtype=int, device=device),
+            "face": wp.zeros(pixels, dtype=int, device=device),
+            "t": wp.zeros(pixels, dtype=float, device=device),
+            "normal": wp.zeros(pixels, dtype=wp.vec3, device=device),
+            "point": wp.zeros(pixels, dtype=wp.vec3, device=device),
+            "edge": wp.zeros(pixels, dtype=int, device=device),
+        }
+        for name, array in self._hit_arrays.items():
+            setattr(self.hits, name, array)
+        self._offsets = wp.array(sample_offsets(self.samples, self.seed), dtype=wp.vec2, device=device)
+
+    def _point_to_poses(self) -> None:
+        scene = self._scene.struct
+        scene.pos, scene.rot = self._pose_views[self._current]
+        scene.last_pos, scene.last_rot = self._pose_views[1 - self._current]
+
+    def _refit(self, build: bool) -> None:
+        """World bounds of the geoms into the BVH; built at the first update, refitted afterwards."""
+        scene = self._scene
+        if not scene.visible:
+            return
+        wp.launch(
+            kernels.place_shapes,
+            dim=len(scene.visible),
+            inputs=[scene.struct.pos, scene.struct.rot, scene.centre, scene.half, len(scene.bounded)],
+            outputs=[scene.shapes, self._lower, self._upper],
+            device=self._wp_device,
+        )
+        if not scene.bounded:
+            return
+        if self._bvh is None or build:
+            self._bvh = wp.Bvh(self._lower, self._upper)
+            scene.use_bvh(self._bvh)
+        else:
+            self._bvh.refit()
+
+    def _view_of(self, camera: Camera) -> Any:
+        if camera.frames != 1:
+            raise ValueError(
+                f"Tracer got a camera of {camera.frames} frames; expected one. Slice it: camera[t : t + 1]."
+            )
+        fx, fy, cx, cy = camera.intrinsics[0].tolist()
+        pose = camera.pose[0].tolist()
+        view = kernels.View()
+        view.pos = wp.vec3(pose[0][3], pose[1][3], pose[2][3])
+        view.rot = wp.mat33(*[pose[i][j] for i in range(3) for j in range(3)])
+        view.fx, view.fy, view.cx, view.cy = fx, fy, cx, cy
+        view.height, view.width = self.size
+        return view
+
+
+class _Staging:
+    """Host memory on its way to the device: pinned and in turns for CUDA, so that a copy need not be waited for."""
+
+    def __init__(self, count: int, cuda: bool) -> None:
+        self._buffers = [torch.zeros(count, pin_memory=cuda) for _ in range(4 if cuda else 1)]
+        self._events = [torch.cuda.Event() for _ in self._buffers] if cuda else []
+        self._at = 0
+
+    def next(self) -> Tensor:
+        """A buffer that no copy reads any more."""
+        self._at = (self._at + 1) % len(self._buffers)
+        if self._events:
+            self._events[self._at].synchronize()
+        return self._buffers[self._at]
+
+    def sent(self) -> None:
+        """The copy of the last buffer has been queued."""
+        if self._events:
+            self._events[self._at].record()
+
+
+def _same_camera(a: Camera, b: Camera | None) -> bool:
+    return (
+        b is not None
+        and torch.equal(a.pose.cpu(), b.pose.cpu())
+        and torch.equal(a.intrinsics.cpu(), b.intrinsics.cpu())
+    )
+
+
+def _init_warp() -> None:
+    """Starts Warp without its greeting; a log level that the user has set is left alone."""
+    if wp.config.log_level == wp.LOG_INFO:
+        wp.config.log_level = wp.LOG_WARNING
+    if torch.cuda.is_available():
+        wp.init()
+        return
+    # Without a GPU Warp's native code writes a warning to stderr, which no setting turns off.
+    with tempfile.TemporaryFile() as held:
+        stderr = os.dup(2)
+        try:
+            os.dup2(held.fileno(), 2)
+            wp.init()
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+        held.seek(0)
+        for line in held.read().decode(errors="replace").splitlines(keepends=True):
+            if "NVIDIA CUDA driver" not in line:
+                sys.stderr.write(line)
+
+
+def sample_offsets(samples: int, seed: int = 0) -> np.ndarray:
+    """[samples, 2] positions within a pixel, in [-0.5, 0.5]: a Hammersley set, mirrored for odd seeds.
+
+    One sample is the centre; four are the rotated grid.
+    """
+    if samples == 1:
+        return np.zeros((1, 2), np.float32)
+    if samples == 4:
+        points = np.array([[-0.125, -0.375], [0.375, -0.125], [0.125, 0.375], [-0.375, 0.125]])
+    else:
+        bits = (samples - 1).bit_length()
+        reversed_bits = [int(f"{index:0{bits}b}"[::-1], 2) for index in range(samples)]
+        points = np.stack([np.arange(samples) / samples, np.array(reversed_bits) / 2**bits], -1)
+        points += np.array([0.5 / samples, 0.5 / 2**bits]) - 0.5
+    return (points * ((-1, 1) if seed % 2 else (1, 1))).astype(np.float32)

@@ -1,0 +1,100 @@
+"""Every named configuration, as a function that returns it whole."""
+
+from __future__ import annotations
+
+from flowshade.codec.decoder import DecoderConfig
+from flowshade.codec.encoder import BufferEncoderConfig, PictureEncoderConfig
+from flowshade.renderer.memory import HistoryBand
+from flowshade.renderer.renderer import RendererConfig
+from flowshade.renderer.transformer import TransformerConfig
+from flowshade.training.pool import ClipSpec
+from flowshade.training.stages import StageConfig
+from flowshade.training.trainer import TrainConfig
+
+
+def compact_renderer() -> RendererConfig:
+    """The model that ships: runs on two CPU cores, streams at 240x416."""
+    return RendererConfig(name="compact")
+
+
+def compact_picture_encoder() -> PictureEncoderConfig:
+    """Makes the compact model's training targets."""
+    return PictureEncoderConfig()
+
+
+def debug_renderer() -> RendererConfig:
+    """The compact model's shape at a size that trains in seconds, for 48x80 pictures."""
+    return RendererConfig(
+        name="debug",
+        encoder=BufferEncoderConfig(branches=(4, 4, 4, 4, 4, 4, 4), width=16, channels=16),
+        decoder=DecoderConfig(
+            latent_channels=8, width=16, carry=8, quarter=16, carry_half=8, half=16, guide_quarter=8, guide_half=8
+        ),
+        transformer=TransformerConfig(
+            latent_channels=8,
+            buffer_channels=16,
+            heads=2,
+            head_dim=16,
+            rope_dims=(4, 6, 6),
+            layers=2,
+            ffn_dim=64,
+            freq_dim=32,
+            long=HistoryBand(frames=4, patch=(2, 2, 2), pool=(2, 2, 2)),
+            mid=HistoryBand(frames=2, patch=(2, 2, 2)),
+            short=HistoryBand(frames=1, patch=(1, 2, 2)),
+            history_width=8,
+            cross_attention_heads=1,
+        ),
+        steps=2,
+        window=8,
+    )
+
+
+def debug_picture_encoder() -> PictureEncoderConfig:
+    """Makes the debug model's training targets."""
+    return PictureEncoderConfig(width=16, blocks=1, latent_channels=8)
+
+
+def debug_training() -> TrainConfig:
+    """Every stage on two CPU cores in about a minute."""
+    stages = (("codec", 40), ("regression", 30), ("flow", 30), ("rollout", 30))
+    return TrainConfig(
+        name="debug",
+        renderer=debug_renderer(),
+        picture_encoder=debug_picture_encoder(),
+        stages=tuple(
+            StageConfig(name=name, steps=steps, batch=2, latents=4, windows=(1, 2), learning_rate=2e-3, ema=0.9)
+            for name, steps in stages
+        ),
+        clips=ClipSpec(size=(48, 80), frames=16, looks=2, samples=1),
+        capacity=8,
+        first_clips=4,
+        refresh=40,
+        warmup=10,
+        log_every=10,
+    )
+
+
+def compact_training() -> TrainConfig:
+    """The model that ships, on one GPU in about 20 minutes."""
+    return TrainConfig(
+        name="compact",
+        renderer=compact_renderer(),
+        picture_encoder=compact_picture_encoder(),
+        stages=(
+            StageConfig(name="codec", steps=6000, seconds=160, batch=8, latents=4, learning_rate=1e-3, switch=0.0),
+            StageConfig(name="regression", steps=4000, seconds=120, batch=4, learning_rate=6e-4),
+            StageConfig(name="flow", steps=10000, seconds=240, batch=6, learning_rate=5e-4),
+            StageConfig(name="rollout", steps=20000, seconds=480, batch=24, learning_rate=4e-4),
+        ),
+        clips=ClipSpec(),
+        capacity=800,
+        first_clips=48,
+        workers=14,
+        device="cuda",
+        autocast=True,
+    )
+
+
+TRAININGS = {"debug": debug_training, "compact": compact_training}
+"""Training presets by name."""

@@ -1,0 +1,1 @@
+"""Buffers, a prompt and the past in; pictures out, window after window."""

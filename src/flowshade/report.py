@@ -1,0 +1,243 @@
+"""A render's files: video, side by side, contact sheet and a JSON record of how it was made."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from flowshade.api import StyledRenderer, Window
+from flowshade.errors import FlowshadeError
+from flowshade.gbuffer.io import ClipReader, VideoWriter, open_clip
+from flowshade.gbuffer.io.pictures import write_png
+from flowshade.gbuffer.view import channel_picture, contact_sheet, resize_pictures, side_by_side
+from flowshade.timing import StageTimer
+from flowshade.types import CORE_CHANNELS, GBuffer
+
+SHEET_ROWS = 4
+"""Frames on a contact sheet."""
+SHEET_WIDTH = 320
+"""Widest picture on a contact sheet, in pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenderJob:
+    """What to render and which files to write; see the `render` verb for the fields."""
+
+    clip: Path
+    output: Path
+    prompt: str = ""
+    style: str | None = None
+    prompts_at: dict[int, str] = field(default_factory=dict)
+    seed: int = 0
+    window: int | None = None
+    size: tuple[int, int] | None = None
+    start: int = 0
+    frames: int | None = None
+    fps: float | None = None
+    format: str | None = None
+    compare: bool = False
+    sheet: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a `RenderJob`."""
+
+    files: dict[str, Path]
+    """Files written, by what they are."""
+    frames: int
+    seconds: float
+    """From the first frame read to the last file closed."""
+
+
+def render_to_files(
+    job: RenderJob, renderer: StyledRenderer, progress: Callable[[int, int], None] | None = None
+) -> Outcome:
+    """Renders a clip to a video and a JSON record beside it, streaming; every file appears whole or not at all.
+
+    Args:
+        job: what to render.
+        renderer: a loaded model.
+        progress: called after each window with frames done and frames in all.
+
+    Raises:
+        FlowshadeError: anything the user can mend: the clip, the prompt, the style, the output's name.
+    """
+    timer = StageTimer(renderer.device)
+    began = time.perf_counter()
+    with open_clip(job.clip, format=job.format, fps=job.fps) as clip:
+        windows = renderer.stream(
+            clip,
+            job.prompt,
+            job.style,
+            prompts_at=job.prompts_at,
+            seed=job.seed,
+            window=job.window,
+            start=job.start,
+            frames=job.frames,
+            size=job.size,
+            progress=progress,
+            timer=timer,
+        )
+        total = (len(clip) - job.start) if job.frames is None else job.frames
+        size = job.size or clip.info.size
+        with _Outputs(job, size, clip.info.fps, total) as outputs:
+            for window in windows:
+                with timer.stage("write"):
+                    outputs.append(window)
+    seconds = time.perf_counter() - began
+    record = _record(job, renderer, clip, size, total, seconds, timer.totals())
+    files = outputs.files | {"record": job.output.with_suffix(".json")}
+    _write_text(files["record"], json.dumps(record, indent=2) + "\n")
+    return Outcome(files=files, frames=total, seconds=seconds)
+
+
+class _Outputs:
+    """The video and, if asked for, the side-by-side video and the sheet. Nothing stays behind after an error."""
+
+    def __init__(self, job: RenderJob, size: tuple[int, int], fps: float, total: int) -> None:
+        _check_output(job.output)
+        self.files: dict[str, Path] = {"video": job.output}
+        self._video = VideoWriter(job.output, fps=fps, size=size)
+        self._compare = None
+        if job.compare:
+            self.files["side by side"] = job.output.with_suffix(".compare.mp4")
+            wide = (size[0], size[1] + 2 * (size[1] // 3))
+            self._compare = VideoWriter(self.files["side by side"], fps=fps, size=wide)
+        self._rows: dict[int, dict[str, Tensor]] = {}
+        self._picked: set[int] = set()
+        if job.sheet:
+            self.files["sheet"] = job.output.with_suffix(".sheet.png")
+            self._picked = {job.start + frame for frame in _spread(total, SHEET_ROWS)}
+
+    def append(self, window: Window) -> None:
+        pictures = window.frames.to_uint8().cpu()
+        self._video.append(pictures)
+        buffers = window.gbuffer.to("cpu") if self._compare or self._picked else window.gbuffer
+        if self._compare is not None:
+            self._compare.append(side_by_side(buffers, pictures))
+        for offset in range(window.frames.frames):
+            if window.start + offset in self._picked:
+                one = slice(offset, offset + 1)
+                self._rows[window.start + offset] = _tiles(buffers[one]) | {"result": _tile(pictures[one])}
+
+    def __enter__(self) -> _Outputs:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        writers = [writer for writer in (self._video, self._compare) if writer is not None]
+        if kind is not None:
+            for writer in writers:
+                writer.discard()
+            return
+        for writer in writers:
+            writer.close()
+        if self._rows:
+            tiles = [tile for row in self._rows.values() for tile in row.values()]
+            labels = [f"{name} {frame}" for frame, row in self._rows.items() for name in row]
+            sheet = contact_sheet(tiles, len(tiles) // len(self._rows), labels)
+            write_png(self.files["sheet"], sheet.numpy())
+
+
+def _tiles(frame: GBuffer) -> dict[str, Tensor]:
+    names = [name for name in CORE_CHANNELS if name in frame.channels()]
+    return {name: _tile(channel_picture(frame, name)) for name in names}
+
+
+def _tile(picture: UInt8[Tensor, "1 H W 3"]) -> UInt8[Tensor, "h w 3"]:
+    height, width = picture.shape[1:3]
+    scale = min(1.0, SHEET_WIDTH / width)
+    return resize_pictures(picture.cpu(), (max(1, round(height * scale)), max(1, round(width * scale))))[0]
+
+
+def _record(
+    job: RenderJob,
+    renderer: StyledRenderer,
+    clip: ClipReader,
+    size: tuple[int, int],
+    frames: int,
+    seconds: float,
+    stages: dict[str, float],
+) -> dict[str, Any]:
+    """What the JSON beside a video says: enough to make it again, and how long it took."""
+    return {
+        "clip": str(job.clip),
+        "format": clip.info.format,
+        "channels": list(clip.info.channels),
+        "prompt": job.prompt,
+        "style": job.style,
+        "caption": renderer.compose(job.prompt, job.style),
+        "keyframes": [
+            {"frame": frame, "prompt": text, "caption": renderer.compose(text, job.style)}
+            for frame, text in sorted(job.prompts_at.items())
+        ],
+        "seed": job.seed,
+        "steps": renderer.steps,
+        "window": job.window or renderer.model.config.window,
+        "start": job.start,
+        "frames": frames,
+        "size": list(size),
+        "fps": clip.info.fps,
+        "model": {"name": renderer.name, "fingerprint": renderer.fingerprint},
+        "dtype": str(renderer.dtype).removeprefix("torch."),
+        "device": str(renderer.device),
+        "versions": versions(),
+        "seconds": round(seconds, 3),
+        "seconds_by_stage": {name: round(value, 3) for name, value in stages.items()},
+        "frames_per_second": round(frames / seconds, 2),
+    }
+
+
+def versions() -> dict[str, str]:
+    """What results depend on: versions of the package, Python and libraries, and the hardware."""
+    names = ("flowshade", "torch", "numpy", "warp-lang", "mujoco-core", "av", "transformers")
+    return {name: _version(name) for name in names} | {"python": platform.python_version(), "hardware": hardware()}
+
+
+def hardware() -> str:
+    """The machine in words: the GPU if there is one, else the processor and how many threads torch uses."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{_processor()}, {torch.get_num_threads()} threads"
+
+
+def _processor() -> str:
+    listing = Path("/proc/cpuinfo")
+    lines = listing.read_text().splitlines() if listing.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        from flowshade import __version__
+
+        return __version__ if name == "flowshade" else "not installed"
+
+
+def _spread(total: int, count: int) -> list[int]:
+    """Up to `count` different frame numbers, evenly spread over `total`, away from the ends."""
+    return sorted({min(int((index + 0.5) * total / count), total - 1) for index in range(count)})
+
+
+def _check_output(path: Path) -> None:
+    if path.suffix.lower() != ".mp4":
+        raise FlowshadeError(f"the output is called {path.name}; expected a name that ends in .mp4.")
+
+
+def _write_text(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,124 @@
+"""The looks that training asks for and their captions, made once on a machine that has the prompt encoder.
+
+A bank is a folder of two files: `captions.safetensors` (texts and their embeddings) and `looks.json` (the looks,
+which captions describe each, and the kind of world those captions speak of).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowshade.gbuffer.look import LOOKS, Look, sample_look
+from flowshade.renderer.prompt import CaptionBank, PromptEncoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookBank:
+    """Looks, and which captions of a caption bank describe each."""
+
+    looks: tuple[Look, ...]
+    captions: tuple[tuple[int, ...], ...]
+    """For each look, rows of the caption bank."""
+    kinds: tuple[str | None, ...]
+    """The kind of world that a look's captions speak of; None fits all."""
+
+    def draw(self, kind: str, rng: np.random.Generator) -> int:
+        """A random look whose captions fit a kind of world."""
+        fitting = [index for index, of in enumerate(self.kinds) if of in (None, kind)]
+        return fitting[rng.integers(len(fitting))]
+
+    def save(self, path: Path) -> None:
+        content = {
+            "looks": [dataclasses.asdict(look) for look in self.looks],
+            "captions": self.captions,
+            "kinds": self.kinds,
+        }
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_text(json.dumps(content))
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> LookBank:
+        if not path.is_file():
+            raise ValueError(f"look bank {path} does not exist; make it with: flowshade train captions --out FOLDER")
+        content = json.loads(path.read_text())
+        return cls(
+            looks=tuple(Look(**_tuples(look)) for look in content["looks"]),
+            captions=tuple(tuple(rows) for rows in content["captions"]),
+            kinds=tuple(content["kinds"]),
+        )
+
+
+def build_banks(
+    descriptions: Mapping[str, Sequence[str]], encoder: PromptEncoder, *, looks: int = 450, seed: int = 0
+) -> tuple[LookBank, CaptionBank]:
+    """Draws looks and writes three captions for each: canonical, free, and one of them after a scene description.
+
+    Args:
+        descriptions: for each kind of world, sentences that say what is there.
+        encoder: embeds the captions.
+        looks: how many looks besides the canonical ones, which come first.
+        seed: of looks and wordings.
+    """
+    rng = random.Random(seed)
+    drawn = [*LOOKS.values(), *(sample_look(rng) for _ in range(looks))]
+    kinds: list[str | None] = []
+    texts: list[str] = []
+    rows: list[tuple[int, ...]] = []
+    for index, look in enumerate(drawn):
+        kind = None if index < len(LOOKS) else rng.choice(sorted(descriptions))
+        scenes = descriptions[kind] if kind else [text for some in descriptions.values() for text in some]
+        captions = [look.caption(), look.caption(rng), f"{_sentence(rng.choice(scenes))} {look.caption(rng)}"]
+        if kind is None:
+            captions.append(look.caption())  # the canonical wording twice as often
+        rows.append(tuple(range(len(texts), len(texts) + len(captions))))
+        kinds.append(kind)
+        texts.extend(captions)
+    # What a prompt that says nothing of light means: a sunny day.
+    for kind in sorted(descriptions):
+        drawn.append(LOOKS["sunny"])
+        kinds.append(kind)
+        captions = ["", *(_sentence(rng.choice(descriptions[kind])) for _ in range(8))]
+        rows.append(tuple(range(len(texts), len(texts) + len(captions))))
+        texts.extend(captions)
+    bank = LookBank(looks=tuple(drawn), captions=tuple(rows), kinds=tuple(kinds))
+    return bank, CaptionBank.build(texts, encoder)
+
+
+def world_descriptions(kinds: Sequence[str], worlds: int = 40) -> dict[str, list[str]]:
+    """Sentences that say what is there, gathered from the first worlds of each kind."""
+    from flowshade.world import make_world
+
+    gathered = {
+        kind: {text for seed in range(worlds) for text in make_world(kind, seed).descriptions} for kind in kinds
+    }
+    return {kind: sorted(texts) for kind, texts in gathered.items()}
+
+
+def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no tuples, which colours are."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."
+
+
+def save_banks(folder: Path, looks: LookBank, captions: CaptionBank) -> None:
+    """Writes both banks to a folder, made if absent."""
+    folder.mkdir(parents=True, exist_ok=True)
+    captions.save(folder / "captions.safetensors")
+    looks.save(folder / "looks.json")
+
+
+def load_banks(folder: Path) -> tuple[LookBank, CaptionBank]:
+    """Reads what `save_banks` wrote; raises ValueError or PromptError for what is missing or wrong."""
+    return LookBank.load(folder / "looks.json"), CaptionBank.load(folder / "captions.safetensors")

@@ -1,0 +1,355 @@
+"""Pairs made by the tracer, kept in the memory of the training device and refreshed while training runs.
+
+A clip is traced once and shaded in several looks. Producers (worker processes, or the trainer itself when
+`workers` is 0) pack what they trace to bytes; `ClipPool` holds the packed clips on the training device and unpacks
+windows of them into `Planes` when a batch is drawn.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from flowshade.codec.encoding import EncodingProfile, encode_buffers
+from flowshade.training.captions import LookBank
+from flowshade.types import CORE_CHANNELS, FRAMES_PER_LATENT, Camera, GBuffer, Planes, stream_frame
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipSpec:
+    """What producers make."""
+
+    kinds: tuple[str, ...] = ("street", "hills")
+    size: tuple[int, int] = (240, 416)
+    frames: int = 48
+    """Frames of a clip; enough that the whole memory of the renderer is filled at its end."""
+    looks: int = 2
+    """Looks in which each clip is shaded."""
+    frame_rates: tuple[float, ...] = (12.0, 15.0, 24.0, 30.0)
+    """A clip's rate is drawn from these, so that speeds differ from scene to scene."""
+    samples: int = 4
+    """Material rays a pixel."""
+    sun_rays: int = 2
+    sky_rays: int = 6
+    """Rays a pixel of the reference; its filter averages over 4x4 pixels, so half of the tracer's defaults will do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedClip:
+    """A traced clip in bytes: encoded planes as they stand in a profile, without depth and rays."""
+
+    surface: UInt8[Tensor, "T C H W"]
+    """Every 8-bit plane, (x + 1) / 2 * 255."""
+    depth: Int[Tensor, "T 1 H W"]
+    """Encoded depth, (x + 1) / 2 * 65535 - 32768, int16."""
+    rgb: UInt8[Tensor, "K T 3 H W"]
+    """The reference picture in each look."""
+    intrinsics: Float[Tensor, "T 4"]
+    pose: Float[Tensor, "T 4 4"]
+    look: Int[Tensor, " K"]
+    """Rows of the look bank."""
+    sun: Float[Tensor, "K 3"]
+    """Towards the sun in the stream frame; zero where the look has none."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in PACKED}
+
+
+TRACED = (*CORE_CHANNELS, "emission")
+"""Channels that producers ask the tracer for."""
+
+PACKED = ("surface", "depth", "rgb", "intrinsics", "pose", "look", "sun")
+
+
+def surface_planes(profile: EncodingProfile) -> list[int]:
+    """Indices of a profile's planes that are stored as bytes."""
+    return [i for name, planes in profile.slices.items() if name not in ("depth", "rays") for i in _range(planes)]
+
+
+def _range(planes: slice) -> range:
+    return range(planes.start, planes.stop)
+
+
+def pack_clip(gbuffer: GBuffer, rgb: Tensor, look: Tensor, sun: Tensor, profile: EncodingProfile) -> PackedClip:
+    """Packs a clip and its pictures `[K, T, 3, H, W]` (sRGB, [0, 1]) to bytes on the CPU."""
+    if gbuffer.camera is None:
+        raise ValueError("pack_clip got a clip without camera; training clips need one: record it with the world's.")
+    planes = encode_buffers(gbuffer, profile, None).values[0]
+    depth = planes[:, profile.slices["depth"]]
+    return PackedClip(
+        surface=((planes[:, surface_planes(profile)] + 1) * 127.5).round().to(torch.uint8).cpu(),
+        depth=((depth + 1) * 32767.5 - 32768).round().clamp(-32768, 32767).to(torch.int16).cpu(),
+        rgb=(rgb.clamp(0, 1) * 255).round().to(torch.uint8).cpu(),
+        intrinsics=gbuffer.camera.intrinsics.float().cpu(),
+        pose=gbuffer.camera.pose.float().cpu(),
+        look=look.cpu(),
+        sun=sun.cpu(),
+    )
+
+
+def trace_clip(
+    kind: str, seed: int, bank: LookBank, spec: ClipSpec, profile: EncodingProfile, device: str
+) -> PackedClip:
+    """Builds the world of a seed, runs it along one of its paths and shades it in drawn looks."""
+    from flowshade.gbuffer.trace import Tracer
+    from flowshade.world import camera_at, make_world, step
+
+    rng = np.random.default_rng(seed)
+    world = make_world(kind, seed, fps=float(rng.choice(spec.frame_rates)))
+    camera = camera_at(world.camera_path, np.arange(spec.frames) / world.fps, *spec.size)
+    stream = stream_frame(camera.pose[0])
+    rows = [bank.draw(kind, rng) for _ in range(spec.looks)]
+    tracer = Tracer(
+        world.model,
+        size=spec.size,
+        device=device,
+        samples=spec.samples,
+        channels=TRACED,
+        sun_rays=spec.sun_rays,
+        sky_rays=spec.sky_rays,
+    )
+    data = world.reset()
+    buffers, pictures = [], []
+    for frame in range(spec.frames):
+        tracer.update(data)
+        view = camera[frame : frame + 1]
+        buffers.append(tracer.gbuffer(view))
+        pictures.append(torch.stack([tracer.shade(bank.looks[row], view, stream=stream, seed=seed) for row in rows]))
+        step(world, data)
+    sun = torch.stack([bank.looks[row].sun_vector() * bank.looks[row].has_sun for row in rows])
+    clip = GBuffer.cat(buffers).replace(camera=camera)
+    return pack_clip(clip, torch.cat(pictures, 1), torch.tensor(rows), sun.float(), profile)
+
+
+@dataclass(kw_only=True)
+class Batch:
+    """Runs of frames drawn from the pool; L latent frames of four pictures each."""
+
+    planes: Planes
+    rgb: Float[Tensor, "B T 3 H W"]
+    """Reference pictures, sRGB, [0, 1]."""
+    caption: Int[Tensor, "B L"]
+    """Rows of the caption bank: the caption changes where the look does."""
+    sun: Float[Tensor, "B L 3"]
+    """Towards the sun in the stream frame; zero = no sun."""
+
+
+@dataclass(kw_only=True)
+class ClipPool:
+    """Packed clips on the training device."""
+
+    capacity: int
+    spec: ClipSpec
+    profile: EncodingProfile
+    bank: LookBank
+    device: torch.device
+    _store: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    _valid: list[bool] = field(default_factory=list, repr=False)
+    _looks: dict[int, np.ndarray] = field(default_factory=dict, repr=False)
+    """Rows of the look bank, by slot: a copy on the host."""
+    received: int = 0
+    """Clips put into the pool since it was made; the oldest are replaced."""
+
+    def put(self, clip: PackedClip) -> None:
+        """Stores a clip in the slot of the oldest one."""
+        if not self._store:
+            self._allocate(clip)
+        slot = self.received % self.capacity
+        self._valid[slot] = False
+        for name, value in clip.tensors().items():
+            self._store[name][slot].copy_(value, non_blocking=True)
+        self._looks[slot] = clip.look.numpy()
+        self._valid[slot] = True
+        self.received += 1
+
+    def _allocate(self, clip: PackedClip) -> None:
+        for name, value in clip.tensors().items():
+            self._store[name] = torch.empty(self.capacity, *value.shape, dtype=value.dtype, device=self.device)
+        self._valid = [False] * self.capacity
+
+    def __len__(self) -> int:
+        return sum(self._valid)
+
+    def draw(self, batch: int, latents: int, rng: np.random.Generator, *, switch: float = 0.0) -> Batch:
+        """Draws `batch` runs of `latents` latent frames, each from a random clip, start and look.
+
+        With probability `switch` a run changes to another look of its clip at one of its quarters.
+        """
+        frames = latents * FRAMES_PER_LATENT
+        slots = rng.choice(np.flatnonzero(self._valid), batch)
+        starts = rng.integers((self.spec.frames - frames) // FRAMES_PER_LATENT + 1, size=batch) * FRAMES_PER_LATENT
+        rows = self._on_device(starts[:, None] + np.arange(frames))  # [B, T]
+        picks = self._draw_looks(batch, latents, rng, switch)  # [B, L]
+        looks = np.stack([self._looks[slot][pick] for slot, pick in zip(slots, picks, strict=True)])  # [B, L]
+        captions = np.stack([self._draw_captions(row, rng) for row in looks])
+        slot, pick = self._on_device(slots)[:, None], self._on_device(picks)
+        return Batch(
+            planes=self._unpack(slot[:, 0], rows),
+            rgb=self._store["rgb"][slot, pick.repeat_interleave(FRAMES_PER_LATENT, 1), rows].float() / 255,
+            caption=self._on_device(captions),
+            sun=self._store["sun"][slot, pick],
+        )
+
+    def _draw_looks(self, batch: int, latents: int, rng: np.random.Generator, switch: float) -> np.ndarray:
+        picks = np.repeat(rng.integers(self.spec.looks, size=batch)[:, None], latents, 1)  # [B, L]
+        for row in np.flatnonzero(rng.random(batch) < switch):
+            start = latents // 4 * rng.integers(1, 4) if latents >= 4 else 0
+            picks[row, start:] = rng.integers(self.spec.looks)
+        return picks
+
+    def _draw_captions(self, looks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """One caption for each look that occurs in a run."""
+        chosen = {look: rng.choice(self.bank.captions[look]) for look in np.unique(looks)}
+        return np.array([chosen[look] for look in looks])
+
+    def _unpack(self, slot: Int[Tensor, " B"], rows: Int[Tensor, "B T"]) -> Planes:
+        surface = self._store["surface"][slot[:, None], rows]  # [B, T, C, H, W]
+        slices = self.profile.slices
+        values = torch.empty(
+            *surface.shape[:2], self.profile.planes, *surface.shape[-2:], device=self.device, dtype=torch.float32
+        )
+        values[:, :, surface_planes(self.profile)] = surface.float() / 127.5 - 1
+        values[:, :, slices["depth"]] = (self._store["depth"][slot[:, None], rows].float() + 32768) / 32767.5 - 1
+        values[:, :, slices["rays"]] = self._rays(slot, rows, surface.shape[-2:])
+        present = torch.ones(len(slot), len(self.profile.names), dtype=torch.bool, device=self.device)
+        return Planes(values=values, present=present)
+
+    def _rays(self, slot: Tensor, rows: Tensor, size: torch.Size) -> Float[Tensor, "B T 3 H W"]:
+        """View rays in the frame of the stream that the clip's first camera opened."""
+        pose = self._store["pose"][slot[:, None], rows]
+        streams = torch.stack([stream_frame(first) for first in self._store["pose"][slot, 0].cpu()])
+        flat = Camera(
+            intrinsics=rearrange(self._store["intrinsics"][slot[:, None], rows], "b t c -> (b t) c"),
+            pose=rearrange(pose, "b t i j -> (b t) i j"),
+        ).rays(*size)
+        world = rearrange(flat, "(b t) c h w -> b t c h w", b=len(slot))
+        return torch.einsum("bij,btjhw->btihw", streams.to(self.device), world)
+
+    def _on_device(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(self.device, non_blocking=True)
+
+
+@dataclass(kw_only=True)
+class Producers:
+    """Worker processes that trace clips without end and a thread that puts what they make into a pool.
+
+    With `workers` = 0 nothing is started; `fill` then traces in the calling process.
+    """
+
+    pool: ClipPool
+    workers: int
+    first_seed: int = 0
+    trace_device: str = "cpu"
+    _processes: list = field(default_factory=list, repr=False)
+    _stop: threading.Event = field(default_factory=threading.Event, repr=False)
+    _failure: list[str] = field(default_factory=list, repr=False)
+
+    def seeds(self, worker: int) -> Iterator[tuple[str, int]]:
+        """The worlds that a worker makes: kinds in turn, seeds never shared with another worker."""
+        kinds, seed = self.pool.spec.kinds, self.first_seed + worker
+        while True:
+            yield kinds[seed % len(kinds)], seed
+            seed += max(self.workers, 1)
+
+    def start(self) -> None:
+        if self.workers == 0:
+            return
+        context = torch.multiprocessing.get_context("spawn")
+        clips = context.Queue(maxsize=2 * self.workers)
+        for worker in range(self.workers):
+            arguments = (worker, self, clips)
+            process = context.Process(target=_produce, args=arguments, daemon=True)
+            process.start()
+            self._processes.append(process)
+        threading.Thread(target=self._receive, args=(clips,), daemon=True).start()
+
+    def __getstate__(self) -> dict:
+        """What a worker needs: the description, not the pool's tensors."""
+        pool = self.pool
+        light = ClipPool(capacity=0, spec=pool.spec, profile=pool.profile, bank=pool.bank, device=torch.device("cpu"))
+        return {
+            "pool": light,
+            "workers": self.workers,
+            "first_seed": self.first_seed,
+            "trace_device": self.trace_device,
+        }
+
+    def __setstate__(self, state: dict) -> None:
+        self.__init__(**state)
+
+    def _receive(self, clips) -> None:
+        stream = torch.cuda.Stream(self.pool.device) if self.pool.device.type == "cuda" else None
+        while not self._stop.is_set():
+            try:
+                item = clips.get(timeout=1.0)
+            except queue.Empty:
+                continue
+            if isinstance(item, str):
+                self._failure.append(item)
+                return
+            with torch.cuda.stream(stream):
+                self.pool.put(PackedClip(**item))
+            if stream is not None:
+                stream.synchronize()
+
+    def fill(self, clips: int) -> None:
+        """Waits until the pool has received `clips` clips in all (traces them here when there are no workers)."""
+        generator = self.seeds(0)
+        for _ in range(self.pool.received if self.workers == 0 else 0):
+            next(generator)
+        while self.pool.received < clips:
+            self.check()
+            if self.workers == 0:
+                kind, seed = next(generator)
+                pool = self.pool
+                pool.put(trace_clip(kind, seed, pool.bank, pool.spec, pool.profile, self.trace_device))
+            else:
+                time.sleep(0.05)
+
+    def check(self) -> None:
+        """Raises RuntimeError when a worker has failed or died."""
+        if self._failure:
+            raise RuntimeError(f"a producer failed:\n{self._failure[0]}")
+        dead = [process.exitcode for process in self._processes if process.exitcode not in (None, 0)]
+        if dead and not self._stop.is_set():
+            raise RuntimeError(f"a producer died with exit code {dead[0]}; see its output above.")
+
+    def stop(self) -> None:
+        self._stop.set()
+        for process in self._processes:
+            process.terminate()
+
+
+def _produce(worker: int, producers: Producers, clips) -> None:
+    """Body of a worker process. A failure travels to the trainer as text."""
+    import traceback
+
+    torch.set_num_threads(1)
+    pool, device = producers.pool, _only_visible(producers.trace_device)
+    try:
+        for kind, seed in producers.seeds(worker):
+            clip = trace_clip(kind, seed, pool.bank, pool.spec, pool.profile, device)
+            clips.put(clip.tensors())
+    except Exception:
+        clips.put(f"worker {worker}, world {kind} {seed}:\n{traceback.format_exc()}")
+        raise
+
+
+def _only_visible(device: str) -> str:
+    """Hides every GPU but one from this process, which must not have used any; returns that one's new name."""
+    if not device.startswith("cuda:"):
+        return device
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    index = int(device.removeprefix("cuda:"))
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
+    return "cuda:0"

@@ -1,0 +1,359 @@
+"""The four stages a renderer is trained in.
+
+1. `CodecStage`: picture encoder and guided decoder, on pictures and their buffers.
+2. `FlowStage` at full noise ("regression"): one step from noise to the latents. The baseline that the rest has to
+   beat, and the fallback to ship.
+3. `FlowStage` at every noise level: flow matching (Lipman et al. 2023, arXiv 2210.02747) with corrupted history.
+4. `RolloutStage`: run as at inference, on its own past, at 4, 2 or 1 steps. Every rollout in our own worlds has a true
+   picture, so the student is simply supervised.
+
+A stage says which modules it trains and turns a batch into a loss; `flowshade.training.trainer` does the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from flowshade.codec.decoder import DecoderState
+from flowshade.codec.encoder import PictureEncoder
+from flowshade.codec.encoding import EncodingProfile
+from flowshade.renderer.memory import HistoryMemory
+from flowshade.renderer.prompt import CaptionBank
+from flowshade.renderer.renderer import Renderer
+from flowshade.renderer.transformer import TextContext
+from flowshade.training.losses import picture_loss
+from flowshade.training.pool import Batch, ClipPool
+from flowshade.types import FRAMES_PER_LATENT, Planes
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageConfig:
+    """How long and how hard a stage trains."""
+
+    name: Literal["codec", "regression", "flow", "rollout"]
+    steps: int
+    """Updates at most."""
+    seconds: float | None = None
+    """Wall-clock limit; the learning rate follows whichever of the two is further on."""
+    batch: int
+    latents: int = 12
+    """Latent frames drawn a clip."""
+    windows: tuple[int, ...] = (1, 2, 4)
+    """Latent frames in a window; one of these is drawn for each batch."""
+    rollout_steps: tuple[int, ...] = (1, 2, 2, 4)
+    """Denoising steps; one of these is drawn for each batch of rollouts."""
+    learning_rate: float = 5e-4
+    ema: float = 0.999
+    latent_noise: float = 0.1
+    """Noise on the latents that the codec learns to decode, as a share of their spread."""
+    drop: float = 0.4
+    """Share of clips that lose some of their buffers."""
+    drop_sun: float = 0.4
+    """Share of clips that are not told where the sun is."""
+    switch: float = 0.2
+    """Share of clips that change their look half-way."""
+
+
+class Models(nn.Module):
+    """Everything that is trained: the renderer and the picture encoder that makes its targets."""
+
+    def __init__(self, renderer: Renderer, picture_encoder: PictureEncoder) -> None:
+        super().__init__()
+        self.renderer = renderer
+        self.picture_encoder = picture_encoder
+
+    @torch.no_grad()
+    def latents(self, rgb: Float[Tensor, "B T 3 H W"], planes: Planes) -> Float[Tensor, "B C L h w"]:
+        """The true latents of pictures."""
+        return self.renderer.decoder.normalise(self.picture_encoder(rgb, planes).float())
+
+
+class Stage(Protocol):
+    """What the trainer needs of a stage."""
+
+    config: StageConfig
+
+    def modules(self) -> list[nn.Module]:
+        """The modules that are trained."""
+        ...
+
+    def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Draws a batch; its loss and what to log."""
+        ...
+
+    def finish(self) -> None:
+        """Called once after the stage's last update, with the averaged weights in place."""
+
+
+@dataclass(kw_only=True)
+class Context:
+    """What every stage works with."""
+
+    models: Models
+    pool: ClipPool
+    captions: CaptionBank
+    rng: np.random.Generator
+
+    def text(self, rows: Tensor) -> TextContext:
+        return self.captions.context(rows)
+
+    def draw(self, config: StageConfig) -> Batch:
+        """A batch with some of its buffers and suns taken away."""
+        batch = self.pool.draw(config.batch, config.latents, self.rng, switch=config.switch)
+        drop_buffers(batch.planes, config.drop, self.pool.profile, self.rng)
+        known = self.rng.random(config.batch) >= config.drop_sun
+        batch.sun = batch.sun * torch.from_numpy(known).to(batch.sun)[:, None, None]
+        return batch
+
+
+DROP_SHARES = {
+    "albedo": 0.15,
+    "normal": 0.1,
+    "depth": 0.05,
+    "roughness": 0.4,
+    "metallic": 0.4,
+    "emission": 0.6,
+    "rays": 0.4,
+}
+"""How often each buffer is missing from a clip that misses some."""
+
+
+def drop_buffers(planes: Planes, share: float, profile: EncodingProfile, rng: np.random.Generator) -> None:
+    """Takes random buffers from a share of the clips, in place. Depth and normal never go together."""
+    names, slices = profile.names, profile.slices
+    for row in np.flatnonzero(rng.random(planes.present.shape[0]) < share):
+        missing = {name for name in names if rng.random() < DROP_SHARES[name]}
+        if {"depth", "normal"} <= missing:
+            missing.remove("normal")
+        for name in missing:
+            planes.present[row, names.index(name)] = False
+            planes.values[row, :, slices[name]] = 0
+
+
+class _WithoutFinish:
+    def finish(self) -> None:
+        """Nothing is left to do."""
+
+
+class CodecStage:
+    """Picture encoder and guided decoder: pictures to latents and back, with noise on the latents."""
+
+    def __init__(self, config: StageConfig, context: Context) -> None:
+        self.config = config
+        self.context = context
+        self._updates = 0
+
+    def modules(self) -> list[nn.Module]:
+        models = self.context.models
+        return [models.picture_encoder, models.renderer.decoder]
+
+    def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
+        models, batch = self.context.models, self.context.draw(self.config)
+        decoder = models.renderer.decoder
+        raw = models.picture_encoder(batch.rgb, batch.planes).float()
+        self._track_statistics(raw.detach())
+        latents = decoder.normalise(raw)
+        rgb = decoder(latents + self.config.latent_noise * torch.randn_like(latents), batch.planes)
+        loss = picture_loss(rgb, batch.rgb)
+        return loss + 1e-4 * raw.square().mean(), {"picture": loss.detach(), "psnr": _psnr(rgb, batch.rgb)}
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Measures the latents' mean and spread. What the decoder makes of a picture's latents does not change."""
+        models = self.context.models
+        batches = [self.context.draw(self.config) for _ in range(16)]
+        raw = torch.cat([models.picture_encoder(batch.rgb, batch.planes).float() for batch in batches])
+        models.renderer.decoder.set_statistics(raw.mean((0, 2, 3, 4)), raw.std((0, 2, 3, 4)).clamp(min=1e-3))
+
+    @torch.no_grad()
+    def _track_statistics(self, raw: Float[Tensor, "B C L h w"]) -> None:
+        """Running mean and spread of the latents, a cumulative average first, then an exponential one."""
+        decoder = self.context.models.renderer.decoder
+        weight = max(1 / (self._updates + 1), 0.01)
+        mean = decoder.latent_mean.lerp(raw.mean((0, 2, 3, 4)), weight)
+        std = decoder.latent_std.lerp(raw.std((0, 2, 3, 4)).clamp(min=1e-3), weight)
+        decoder.set_statistics(mean, std)
+        self._updates += 1
+
+
+class FlowStage(_WithoutFinish):
+    """Windows with their true, corrupted past: predict the velocity from noise to latents.
+
+    As "regression" the noise is always full and the loss is on the pictures too.
+    """
+
+    def __init__(self, config: StageConfig, context: Context) -> None:
+        self.config = config
+        self.context = context
+
+    def modules(self) -> list[nn.Module]:
+        renderer = self.context.models.renderer
+        return [renderer.encoder, renderer.transformer]
+
+    def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
+        models, batch, rng = self.context.models, self.context.draw(self.config), self.context.rng
+        renderer = models.renderer
+        window = int(rng.choice(self.config.windows))
+        features = renderer.encoder(batch.planes)
+        target = models.latents(batch.rgb, batch.planes)
+        windows = forced_windows(target, features, window, renderer.transformer.history_frames)
+        sigmas = self._sigmas(windows.target)
+        noise = torch.randn_like(windows.target)
+        noisy = renderer.schedule.add_noise(windows.target, noise, sigmas)
+        velocity = renderer.transformer(
+            noisy,
+            renderer.schedule.timesteps(sigmas),
+            self.context.text(batch.caption[:, ::window].flatten()),
+            windows.features,
+            batch.sun[:, ::window].flatten(0, 1),
+            renderer.transformer.encode_history(windows.memory().view()),
+        )
+        flow = F.mse_loss(velocity.float(), renderer.schedule.target(windows.target, noise).float())
+        if self.config.name == "flow":
+            return flow, {"flow": flow.detach()}
+        latents = renderer.schedule.denoised(noisy, velocity, sigmas)
+        latents = rearrange(latents, "(b n) c l h w -> b c (n l) h w", b=self.config.batch)
+        rgb = renderer.decoder(latents, batch.planes)
+        picture = picture_loss(rgb, batch.rgb)
+        return flow + picture, {"flow": flow.detach(), "picture": picture.detach(), "psnr": _psnr(rgb, batch.rgb)}
+
+    def _sigmas(self, target: Tensor) -> Float[Tensor, " B"]:
+        if self.config.name == "regression":
+            return target.new_ones(target.shape[0])
+        sigmas = self.context.models.renderer.schedule.sample_sigmas(target.shape[0], device=target.device)
+        # Streams start from full noise, which a logit-normal draw all but never reaches.
+        return torch.where(torch.rand_like(sigmas) < 0.2, torch.ones_like(sigmas), sigmas)
+
+
+@dataclass(kw_only=True)
+class ForcedWindows:
+    """Windows of a batch of clips, each with its true past: B clips of N windows are B N rows."""
+
+    target: Float[Tensor, "BN C W h w"]
+    features: Float[Tensor, "BN D W h w"]
+    past: Float[Tensor, "BN C P h w"]
+    past_features: Float[Tensor, "BN D P h w"]
+    valid: Bool[Tensor, "BN P"]
+
+    def memory(self) -> HistoryMemory:
+        """The past as a stream might have it: off by some noise, cut short, or not there."""
+        rows, frames = self.valid.shape
+        level = 0.5 * torch.rand(rows, 1, 1, 1, 1, device=self.past.device).square()
+        past = self.past + level * (torch.randn_like(self.past) - self.past)
+        kept = torch.randint(0, 2 * frames, (rows, 1), device=self.past.device)  # half of the rows keep all
+        recent = torch.arange(frames, 0, -1, device=self.past.device) <= kept
+        return HistoryMemory.from_latents(past, self.past_features, self.valid & recent, capacity=frames)
+
+
+def forced_windows(
+    latents: Float[Tensor, "B C L h w"], features: Float[Tensor, "B D L h w"], window: int, capacity: int
+) -> ForcedWindows:
+    """Cuts clips into windows of `window` latent frames, each with the `capacity` frames before it."""
+    starts = range(0, latents.shape[2], window)
+    padded = F.pad(latents, (0, 0, 0, 0, capacity, 0))
+    padded_features = F.pad(features.detach(), (0, 0, 0, 0, capacity, 0))
+    exists = torch.arange(padded.shape[2], device=latents.device) >= capacity
+
+    def runs(volume: Tensor, length: int) -> Tensor:
+        stacked = torch.stack([volume[:, :, start : start + length] for start in starts], 1)
+        return stacked.flatten(0, 1)
+
+    valid = torch.stack([exists[start : start + capacity] for start in starts])  # [N, P]
+    return ForcedWindows(
+        target=runs(latents, window),
+        features=runs(features, window),
+        past=runs(padded, capacity),
+        past_features=runs(padded_features, capacity),
+        valid=valid.repeat(latents.shape[0], 1),
+    )
+
+
+class RolloutStage(_WithoutFinish):
+    """Streams run as at inference, on their own past; each window is compared with the true pictures.
+
+    One window a call: gradients do not cross windows. The decoder learns along, since what it is given is no longer
+    what the picture encoder made.
+    """
+
+    def __init__(self, config: StageConfig, context: Context) -> None:
+        self.config = config
+        self.context = context
+        self._streams: _Streams | None = None
+
+    def modules(self) -> list[nn.Module]:
+        renderer = self.context.models.renderer
+        return [renderer.encoder, renderer.transformer, renderer.decoder]
+
+    def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
+        renderer, rng = self.context.models.renderer, self.context.rng
+        if self._streams is None or self._streams.done:
+            batch = self.context.draw(self.config)
+            target = self.context.models.latents(batch.rgb, batch.planes)
+            memory = HistoryMemory(renderer.transformer.history_frames)
+            self._streams = _Streams(batch=batch, target=target, memory=memory)
+            self._streams.window = int(rng.choice(self.config.windows))
+            self._streams.steps = int(rng.choice(self.config.rollout_steps))
+        streams = self._streams
+        planes, rgb, target, caption, sun = streams.next_window()
+        features = renderer.encoder(planes)
+        latents = renderer.denoise(
+            torch.randn_like(target),
+            features,
+            self.context.text(caption),
+            sun,
+            renderer.transformer.encode_history(streams.memory.view()),
+            steps=streams.steps,
+        )
+        prediction, state = renderer.decoder.step(latents, planes, streams.state)
+        streams.memory.append(latents.detach(), features.detach())
+        streams.state = DecoderState(previous=state.previous.detach())
+        picture = picture_loss(prediction, rgb)
+        latent = F.mse_loss(latents.float(), target.float())
+        logged = {"picture": picture.detach(), "latent": latent.detach(), "psnr": _psnr(prediction, rgb)}
+        return picture + 0.1 * latent, logged
+
+
+@dataclass(kw_only=True)
+class _Streams:
+    """A batch of streams half-way through their clips."""
+
+    batch: Batch
+    target: Tensor
+    memory: HistoryMemory
+    window: int = 1
+    steps: int = 1
+    state: DecoderState | None = None
+    latent: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.latent >= self.target.shape[2]
+
+    def next_window(self) -> tuple[Planes, Tensor, Tensor, Tensor, Tensor]:
+        """Planes, pictures, true latents, captions and suns of the next window. Side effect: time moves on."""
+        start, stop = self.latent, self.latent + self.window
+        frames = slice(start * FRAMES_PER_LATENT, stop * FRAMES_PER_LATENT)
+        self.latent = stop
+        planes = Planes(values=self.batch.planes.values[:, frames], present=self.batch.planes.present)
+        rgb, target = self.batch.rgb[:, frames], self.target[:, :, start:stop]
+        return planes, rgb, target, self.batch.caption[:, start], self.batch.sun[:, start]
+
+
+def make_stage(config: StageConfig, context: Context) -> Stage:
+    """The stage of a configuration."""
+    kinds = {"codec": CodecStage, "regression": FlowStage, "flow": FlowStage, "rollout": RolloutStage}
+    return kinds[config.name](config, context)
+
+
+def _psnr(prediction: Tensor, reference: Tensor) -> Tensor:
+    """Mean over clips, dB."""
+    error = (prediction.detach().float().clamp(0, 1) - reference).square().flatten(1).mean(1)
+    return (-10 * torch.log10(error)).mean()

@@ -1,0 +1,140 @@
+import numpy as np
+import pytest
+import torch
+
+from flowshade.gbuffer.io import ClipError, convert, open_clip, read_clip, resize, write_clip
+from flowshade.types import GBuffer
+
+
+@pytest.fixture
+def source(tmp_path, make_clip):
+    """21 frames (more than one Flash window) with small instance ids and pictures."""
+    clip = make_clip(21)
+    clip = clip.replace(instance=clip.instance % 1000)
+    write_clip(tmp_path / "source", clip, 25.0, rgb=torch.rand(21, 3, *clip.size), caption="a plaza")
+    return tmp_path / "source"
+
+
+TOLERANCE = {"clip": 0.0, "png": 1e-4, "flash": 0.02, "video": 0.02}
+
+
+@pytest.mark.parametrize("format", TOLERANCE)
+def test_every_format_reads_back_without_options(tmp_path, source, format):
+    steps = []
+    done = convert(source, tmp_path / "out", format=format, progress=lambda now, all: steps.append((now, all)))
+    assert steps == [(16, 21), (21, 21)] and done.frames == 21 and done.path == tmp_path / "out"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+    expected = read_clip(source)
+    with open_clip(tmp_path / "out") as clip:
+        assert (clip.info.format, clip.info.frames, clip.info.fps) == (format, 21, 25.0)
+        assert clip.info.caption == "a plaza" and set(clip.info.channels) == set(done.channels)
+        assert not any("assumed" in text or "taken as" in text for text in clip.info.warnings)
+        found = clip.read()
+        if format != "flash":
+            assert (clip.reference() - open_clip(source).reference()).abs().max() < 1.0
+    assert torch.allclose(found.camera.pose, expected.camera.pose)
+    for name, value in found.channels().items():
+        before = expected.channels()[name]
+        if name == "depth":
+            assert torch.equal(value.isinf(), before.isinf())
+            value, before = 10 / (value + 10), 10 / (before + 10)
+        assert (value.double() - before.double()).abs().max() <= TOLERANCE[format], name
+    left_out = set(expected.channels()) - set(found.channels())
+    assert left_out == set() or any(all(name in note for name in left_out) for note in done.notes)
+
+
+def test_flash_round_trip_is_byte_for_byte(tmp_path, source):
+    convert(source, tmp_path / "a", format="flash")
+    convert(tmp_path / "a", tmp_path / "b", format="flash")
+    for name in ("window-00.npy", "window-01.npy"):
+        first, second = (torch.from_numpy(np.load(tmp_path / folder / name)) for folder in "ab")
+        assert (first.int() - second.int()).abs().max() <= 1  # normals are renormalised on the way
+        assert torch.equal(first[:, [0, 1, 2, 4]], second[:, [0, 1, 2, 4]])
+
+
+def test_a_conversion_copied_in_part(tmp_path, source):
+    convert(source, tmp_path / "png", format="png")
+    for channel in (tmp_path / "png").glob("*/"):
+        (channel / "000021.png").unlink()
+    with pytest.raises(ClipError, match="holds 20 frames and coding.json says 21"):
+        open_clip(tmp_path / "png")
+    convert(source, tmp_path / "flash", format="flash")
+    (tmp_path / "flash" / "window-01.npy").unlink()
+    with pytest.raises(ClipError, match="holds 16 frames and coding.json says 21"):
+        open_clip(tmp_path / "flash")
+
+
+def test_odd_sizes_stay_together(tmp_path, make_clip):
+    clip = make_clip(3, (13, 17), core=True)
+    write_clip(tmp_path / "c", clip, 24.0, rgb=torch.rand(3, 3, 13, 17))
+    convert(tmp_path / "c", tmp_path / "v", format="video")
+    assert open_clip(tmp_path / "v").info.size == (13, 17)
+
+
+def test_a_part_at_another_size(tmp_path, source):
+    done = convert(source, tmp_path / "out", size=(24, 36), start=3, stop=8)
+    with open_clip(tmp_path / "out") as clip:
+        assert (done.frames, clip.info.size, clip.info.has_reference) == (5, (24, 36), True)
+        expected = resize(read_clip(source)[3:8], (24, 36))
+        assert torch.equal(clip.read().depth, expected.depth)
+
+
+def test_blender_options_pass_through(tmp_path, sample):
+    convert(sample, tmp_path / "out", stop=1, normals="skip")
+    assert open_clip(tmp_path / "out").info.missing == ("normal",)
+
+
+def test_requests_that_cannot_be_met(tmp_path, source):
+    with pytest.raises(ClipError, match="output format 'exr' is unknown; expected one of clip, png"):
+        convert(source, tmp_path / "out", format="exr")
+    convert(source, tmp_path / "out", format="png", stop=2)
+    for format in ("png", "clip"):
+        with pytest.raises(ClipError, match="exists already"):
+            convert(source, tmp_path / "out", format=format)
+    convert(source, tmp_path / "out", format="png", stop=3, overwrite=True)
+    assert len(open_clip(tmp_path / "out")) == 3
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(ClipError, match="was not written by Flowshade"):
+        convert(source, tmp_path / "photos", format="png", overwrite=True)
+    write_clip(tmp_path / "depth", GBuffer(depth=torch.ones(1, 1, 4, 4)), 24.0)
+    with pytest.raises(ClipError, match="has no albedo, metallic, normal, roughness; Flash windows hold all"):
+        convert(tmp_path / "depth", tmp_path / "f", format="flash")
+    write_clip(tmp_path / "motion", GBuffer(motion=torch.ones(1, 2, 4, 4)), 24.0)
+    with pytest.raises(ClipError, match="Convert to format 'clip'"):
+        convert(tmp_path / "motion", tmp_path / "f", format="png")
+
+
+@pytest.mark.parametrize("format", TOLERANCE)
+def test_a_failed_conversion_leaves_nothing(tmp_path, source, format):
+    (source / "frames" / "000018.exr").write_bytes(b"")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(ClipError):
+        convert(source, tmp_path / "out", format=format)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_resize_keeps_each_channel_true(make_clip):
+    clip = make_clip(2, (8, 12))
+    small = resize(clip, (4, 6))
+    assert small.size == (4, 6)
+    depths = set(clip.depth.flatten().tolist())
+    assert set(small.depth.flatten().tolist()) <= depths  # never an average across a silhouette
+    lengths = small.normal.norm(dim=1)
+    assert ((lengths - 1).abs() < 1e-5).logical_or(lengths == 0).all()
+    assert set(small.instance.flatten().tolist()) <= set(clip.instance.flatten().tolist())
+    assert torch.allclose(small.camera.intrinsics, clip.camera.intrinsics / 2)
+    assert torch.equal(small.motion, resize(clip.replace(motion=clip.motion / 2), (8, 12)).motion[:, :, 1::2, 1::2])
+    constant = GBuffer(albedo=torch.full((1, 3, 8, 12), 0.3))
+    assert torch.allclose(resize(constant, (5, 7)).albedo, torch.tensor(0.3))
+
+
+def test_rays_agree_after_resize(make_clip):
+    """A pixel of the small clip looks where the four it stands for look on average."""
+    clip = make_clip(1, (8, 12))
+    clip = clip.replace(
+        camera=clip.camera.__class__(intrinsics=torch.tensor([[9.0, 9, 6, 4]]), pose=torch.eye(4)[None])
+    )
+    large = clip.camera.rays(8, 12)
+    large = (large / large[:, 2:3]).reshape(1, 3, 4, 2, 6, 2).mean((3, 5))
+    small = resize(clip, (4, 6)).camera.rays(4, 6)
+    assert torch.allclose(small / small[:, 2:3], large, atol=1e-6)

@@ -1,0 +1,212 @@
+"""The command line, end to end at a small size with a random debug model; mistakes are one sentence and status 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowshade.cli import main
+from flowshade.gbuffer.io import VideoReader, open_clip
+from flowshade.renderer.renderer import Renderer
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("FLOWSHADE_DEBUG", raising=False)
+
+
+def render(clip: Path, model: Path, *more: str, output: str = "out.mp4") -> int:
+    return main(["render", str(clip), "-o", output, "--model", str(model), "--device", "cpu", *more])
+
+
+def files() -> set[str]:
+    return {path.name for path in Path().iterdir()}
+
+
+def test_render_writes_a_video_and_its_record(small_clip: Path, debug_model: Path, capsys) -> None:
+    assert render(small_clip, debug_model, "--prompt", "a quiet street", "--style", "snowy_winter", "--seed", "7") == 0
+    assert files() == {"out.mp4", "out.json"}
+    with VideoReader("out.mp4") as video:
+        assert (video.frames, video.size, video.fps) == (14, (40, 64), 24)
+    record = json.loads(Path("out.json").read_text())
+    assert record["caption"].startswith("A quiet street. Winter, pale sun")
+    assert (record["seed"], record["steps"], record["frames"], record["size"]) == (7, 2, 14, [40, 64])
+    assert record["model"]["name"] == "debug"
+    assert len(record["model"]["fingerprint"]) == 64
+    assert {"torch", "python", "hardware", "flowshade"} <= set(record["versions"])
+    assert {"read", "encode", "history", "transformer", "decode", "write"} <= set(record["seconds_by_stage"])
+    assert record["frames_per_second"] > 0
+    assert "out.mp4" in capsys.readouterr().out
+
+
+def test_compare_and_sheet(small_clip: Path, debug_model: Path) -> None:
+    from PIL import Image
+
+    assert render(small_clip, debug_model, "--compare", "--sheet", "--frames", "6", "--start", "2") == 0
+    assert files() == {"out.mp4", "out.json", "out.compare.mp4", "out.sheet.png"}
+    with VideoReader("out.compare.mp4") as video:
+        assert (video.frames, video.size[0]) == (6, 40)
+        assert video.size[1] >= 64 + 2 * (64 // 3)
+    with Image.open("out.sheet.png") as sheet:
+        assert sheet.size[0] > 6 * 64  # five buffers and the result
+        assert sheet.size[1] > 4 * 40
+
+
+def test_options_reach_the_record(small_clip: Path, debug_model: Path) -> None:
+    options = ["--steps", "1", "--window", "4", "--size", "32x48", "--fps", "12", "--dtype", "float32"]
+    assert render(small_clip, debug_model, *options, "--prompt-at", "8:deep night", "--prompt-at", "4:rain: heavy") == 0
+    record = json.loads(Path("out.json").read_text())
+    assert (record["steps"], record["window"], record["size"], record["fps"]) == (1, 4, [32, 48], 12)
+    assert [(key["frame"], key["prompt"]) for key in record["keyframes"]] == [(4, "rain: heavy"), (8, "deep night")]
+    with VideoReader("out.mp4") as video:
+        assert (video.size, video.fps) == ((32, 48), 12)
+
+
+def test_same_seed_same_file(small_clip: Path, debug_model: Path) -> None:
+    for output, seed in (("a.mp4", "1"), ("b.mp4", "1"), ("c.mp4", "2")):
+        assert render(small_clip, debug_model, "--seed", seed, output=output) == 0
+    first, second, other = (Path(name).read_bytes() for name in ("a.mp4", "b.mp4", "c.mp4"))
+    assert first == second
+    assert first != other
+
+
+def test_an_interrupt_leaves_nothing(small_clip: Path, debug_model: Path, monkeypatch, capsys) -> None:
+    original, calls = Renderer.push, []
+
+    def interrupted(self: Renderer, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Renderer, "push", interrupted)
+    assert render(small_clip, debug_model, "--window", "4", "--compare", "--sheet") == 130
+    assert len(calls) == 2
+    assert files() == set()
+    assert "stopped" in capsys.readouterr().err
+
+
+def test_a_failed_render_keeps_the_old_video(small_clip: Path, debug_model: Path, monkeypatch) -> None:
+    Path("out.mp4").write_bytes(b"old")
+
+    def failing(self: Renderer, *args, **kwargs):
+        raise ValueError("the model broke")
+
+    monkeypatch.setattr(Renderer, "push", failing)
+    assert render(small_clip, debug_model) == 2
+    assert files() == {"out.mp4"}
+    assert Path("out.mp4").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--style", "sunshine"], "unknown style 'sunshine'; expected one of original,"),
+        (["--size", "240"], "size '240' cannot be read; expected HxW in pixels"),
+        (["--window", "5"], "window is 5 frames; expected a multiple of 4"),
+        (["--steps", "0"], "steps is 0; expected 1 or more"),
+        (["--prompt-at", "snow"], "--prompt-at got 'snow'; expected FRAME:TEXT"),
+        (["--prompt-at", "4:a", "--prompt-at", "4:b"], "--prompt-at names frame 4 twice"),
+        (["--prompt-at", "99:a"], "for frame 99; expected 0 to 13"),
+        (["--frames", "99"], "frames 0 to 99 were asked for, the clip has 14"),
+        (["--output", "out.avi"], "expected a name that ends in .mp4"),
+        (["--styles", "none.toml"], "cannot read the styles file none.toml"),
+        (["--format", "nonsense"], "format 'nonsense' is unknown"),
+        (["--device", "gpu"], "device 'gpu' is unknown"),
+    ],
+)
+def test_mistakes_are_sentences(small_clip: Path, debug_model: Path, options: list[str], message: str, capsys) -> None:
+    assert render(small_clip, debug_model, *options) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert error.count("\n") == 1
+    assert files() == set()
+
+
+def test_missing_things_are_sentences(small_clip: Path, debug_model: Path, capsys) -> None:
+    assert render(Path("nowhere"), debug_model) == 2
+    assert "nowhere: nothing is there" in capsys.readouterr().err
+    assert render(small_clip, Path("compcat")) == 2
+    assert "unknown model 'compcat'" in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback(small_clip: Path, debug_model: Path, monkeypatch) -> None:
+    monkeypatch.setenv("FLOWSHADE_DEBUG", "1")
+    with pytest.raises(ValueError, match="unknown style"):
+        render(small_clip, debug_model, "--style", "sunshine")
+
+
+def test_usage_mistakes_exit_with_2(capsys) -> None:
+    for args in (["render"], ["nonsense"], []):
+        with pytest.raises(SystemExit) as stopped:
+            main(args)
+        assert stopped.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "verb", ["inspect", "convert", "render", "styles", "world list", "world record", "train", "version"]
+)
+def test_every_verb_explains_itself(verb: str, capsys) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*verb.split(), "--help"])
+    assert stopped.value.code == 0
+    assert f"usage: flowshade {verb}" in capsys.readouterr().out
+
+
+def test_inspect(small_clip: Path, capsys) -> None:
+    assert main(["inspect", str(small_clip), "--sheet", "sheet.png"]) == 0
+    out = capsys.readouterr().out
+    assert "40x64" in out
+    assert "14 (0.58 s at 24 fps)" in out
+    assert "25.0% sky" in out
+    assert files() == {"sheet.png"}
+
+
+def test_convert_and_back(small_clip: Path, capsys) -> None:
+    assert main(["convert", str(small_clip), "png", "--to", "png", "--frames", "5", "--start", "2"]) == 0
+    assert "wrote png: 5 frames of albedo, normal, depth, roughness, metallic as png" in capsys.readouterr().out
+    with open_clip("png") as back, open_clip(small_clip) as original:
+        assert len(back) == 5
+        before, after = original.read(2, 7).channels(), back.read().channels()
+    torch.testing.assert_close(after["roughness"], before["roughness"], atol=1e-3, rtol=0)
+    assert main(["convert", str(small_clip), "png"]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_styles_and_version(capsys) -> None:
+    Path("mine.toml").write_text('[rainy_noir]\ncaption = "Rain at night, wet ground."\n')
+    assert main(["styles", "--styles", "mine.toml"]) == 0
+    out = capsys.readouterr().out
+    assert "snowy_winter" in out
+    assert "rainy_noir" in out
+    assert main(["version"]) == 0
+    assert f"torch          {torch.__version__}" in capsys.readouterr().out
+
+
+def test_world_list(capsys) -> None:
+    assert main(["world", "list"]) == 0
+    out = capsys.readouterr().out
+    assert {"street", "hills", "sunset", "snow"} <= {line.split()[0] for line in out.splitlines() if line}
+
+
+def test_world_record_then_render(debug_model: Path, capsys) -> None:
+    record = ["world", "record", "hills", "-o", "clip", "--seconds", "0.25", "--fps", "16", "--size", "24x40"]
+    assert main([*record, "--look", "sunny", "--device", "cpu"]) == 0
+    with open_clip("clip") as clip:
+        assert (len(clip), clip.info.size, clip.info.fps) == (4, (24, 40), 16)
+        assert clip.info.has_camera
+        assert clip.info.has_reference
+        assert not clip.info.missing
+        assert clip.info.caption
+    assert render(Path("clip"), debug_model, "--prompt", "hills") == 0
+    assert main([*record, "--look", "sunyn"]) == 2
+    assert "unknown look 'sunyn'; expected one of sunny" in capsys.readouterr().err
+    assert main(["world", "record", "city", "-o", "c"]) == 2
+    assert "unknown world 'city'; expected one of street, hills, or the path" in capsys.readouterr().err
+    assert files() == {"clip", "out.mp4", "out.json"}

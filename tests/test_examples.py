@@ -1,0 +1,74 @@
+"""Examples and benchmarks run: with the debug model and small pictures, through the same code."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from flowshade import load_renderer
+from flowshade.gbuffer.io import VideoReader
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def load(path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    name = path.replace("/", "_").removesuffix(".py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_render_clip(small_clip: Path, debug_model: Path, tmp_path: Path, monkeypatch) -> None:
+    example = load("examples/render_clip.py", monkeypatch)
+    monkeypatch.setattr(example, "load_renderer", lambda name: load_renderer(debug_model, device="cpu"))
+    example.main(str(small_clip), str(tmp_path / "out.mp4"), "a plaza", "sunset")
+    with VideoReader(tmp_path / "out.mp4") as video:
+        assert (video.frames, video.size) == (14, (40, 64))
+
+
+def test_live_world(debug_model: Path, tmp_path: Path, monkeypatch) -> None:
+    example = load("examples/live_world.py", monkeypatch)
+    monkeypatch.setattr(example, "load_renderer", lambda name: load_renderer(debug_model, device="cpu"))
+    monkeypatch.setattr(example, "SIZE", (32, 48))
+    example.main(str(tmp_path / "out.mp4"), 0.3)
+    with VideoReader(tmp_path / "out.mp4") as video:
+        assert (video.frames, video.size, video.fps) == (8, (32, 48), 24)
+
+
+def test_demo_runs_the_verbs_it_shows(tmp_path: Path, monkeypatch, capsys) -> None:
+    demo = load("examples/demo.py", monkeypatch)
+    commands: list[list[str]] = []
+    monkeypatch.setattr(demo, "flowshade", lambda args: commands.append(args) or 0)
+    demo.demo(tmp_path / "with space")
+    assert [command[0] for command in commands] == ["inspect", "render", "world", "render"]
+    assert str(tmp_path / "with space" / "street-clip") in commands[2]
+    assert (demo.CLIPS / "blender-plaza").is_dir()
+    monkeypatch.setattr(demo, "flowshade", lambda args: 2)
+    with pytest.raises(SystemExit, match="2"):
+        demo.demo(tmp_path)
+
+
+def test_render_benchmark(tmp_path: Path, monkeypatch, capsys) -> None:
+    benchmark = load("benchmarks/render.py", monkeypatch)
+    options = ["--preset", "debug", "--device", "cpu", "--size", "32x48", "--window", "4", "8", "--windows", "2"]
+    monkeypatch.setattr(sys, "argv", ["render.py", *options, "--json", str(tmp_path / "out.json")])
+    benchmark.main()
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(rows) == 4  # header, rule, two windows
+    assert len({row.count("|") for row in rows}) == 1
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert [result["window"] for result in results] == [4, 8]
+    for result in results:
+        assert set(result["stages_ms"]) == {"encode", "history", "transformer", "decode"}
+        assert result["first_frame_ms"] > 0
+        assert result["p99_ms"] >= result["median_ms"] > 0
+        assert result["peak_memory_mib"] > 0

@@ -1,0 +1,242 @@
+"""The debug run goes through every stage; its parts are checked against plain versions."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flowshade.checkpoints.store import load_renderer_file
+from flowshade.codec.encoding import EncodingProfile, encode_buffers
+from flowshade.gbuffer.look import LOOKS
+from flowshade.presets import debug_training
+from flowshade.renderer.prompt import CaptionBank, PromptEncoder
+from flowshade.renderer.transformer import TextContext
+from flowshade.training import pool as pool_module
+from flowshade.training.captions import LookBank, build_banks, load_banks, save_banks
+from flowshade.training.checkpoint import load_checkpoint
+from flowshade.training.pool import ClipPool, ClipSpec, Producers, pack_clip, trace_clip
+from flowshade.training.stages import DROP_SHARES, drop_buffers, forced_windows
+from flowshade.training.trainer import Trainer
+from flowshade.types import FRAMES_PER_LATENT, Planes, stream_frame
+from tests.conftest import make_gbuffer
+
+PROFILE = EncodingProfile()
+
+
+class WordEncoder(PromptEncoder):
+    """A token for each word; no weights needed."""
+
+    def __init__(self) -> None:
+        pass
+
+    def encode(self, texts: Sequence[str]) -> TextContext:
+        words = texts[0].split() or ["nothing"]
+        tokens = torch.stack([torch.full((384,), (len(word) % 13) / 13) for word in words])
+        return TextContext(tokens=tokens[None], mask=torch.ones(1, len(words), dtype=torch.bool))
+
+
+@pytest.fixture(scope="module")
+def banks() -> tuple[LookBank, CaptionBank]:
+    descriptions = {"street": ["a street", "a road with houses"], "hills": ["green hills"]}
+    return build_banks(descriptions, WordEncoder(), looks=12)
+
+
+def test_banks_describe_every_look_and_survive_a_round_trip(banks, tmp_path):
+    looks, captions = banks
+    assert looks.looks[: len(LOOKS)] == tuple(LOOKS.values())
+    for index, look in enumerate(LOOKS.values()):
+        assert look.caption() in [captions.texts[row] for row in looks.captions[index]]
+    used = sorted(row for rows in looks.captions for row in rows)
+    assert used == list(range(len(captions)))
+    save_banks(tmp_path, looks, captions)
+    loaded_looks, loaded_captions = load_banks(tmp_path)
+    assert loaded_looks == looks
+    assert loaded_captions.texts == captions.texts
+    assert torch.equal(loaded_captions.tokens, captions.tokens)
+
+
+def test_looks_are_drawn_only_for_the_world_their_captions_speak_of(banks):
+    looks, captions = banks
+    rng = np.random.default_rng(0)
+    texts = {captions.texts[row].lower() for _ in range(200) for row in looks.captions[looks.draw("hills", rng)]}
+    only_streets = [text for text in texts if "houses" in text and "green hills" not in text]
+    canonical = {captions.texts[row].lower() for rows in looks.captions[: len(LOOKS)] for row in rows}
+    assert set(only_streets) <= canonical
+
+
+def packed(seed: int, spec: ClipSpec):
+    gbuffer = make_gbuffer(spec.frames, *spec.size, seed=seed)
+    rgb = torch.rand(spec.looks, spec.frames, 3, *spec.size, generator=torch.Generator().manual_seed(seed))
+    sun = torch.nn.functional.normalize(torch.rand(spec.looks, 3), dim=1)
+    return gbuffer, rgb, pack_clip(gbuffer, rgb, torch.arange(spec.looks), sun, PROFILE)
+
+
+def make_pool(banks, spec: ClipSpec, capacity: int = 2) -> ClipPool:
+    return ClipPool(capacity=capacity, spec=spec, profile=PROFILE, bank=banks[0], device=torch.device("cpu"))
+
+
+def test_pool_gives_back_what_was_packed(banks):
+    spec = ClipSpec(size=(32, 48), frames=8, looks=2)
+    gbuffer, rgb, clip = packed(0, spec)
+    pool = make_pool(banks, spec)
+    pool.put(clip)
+    batch = pool.draw(3, 2, np.random.default_rng(0))
+    camera = gbuffer.camera
+    assert camera is not None
+    expected = encode_buffers(gbuffer, PROFILE, stream_frame(camera.pose[0])).values[0]
+    emission = PROFILE.slices["emission"]
+    assert (batch.planes.values[:, :, emission] == batch.planes.values[0, 0, emission].flatten()[0]).all()
+    for name in set(PROFILE.names) - {"emission"}:
+        tolerance = {"depth": 1 / 65535, "rays": 1e-5}.get(name, 1.001 / 255)
+        planes = PROFILE.slices[name]
+        for row in batch.planes.values:
+            torch.testing.assert_close(row[:, planes], expected[:, planes], atol=tolerance, rtol=0)
+    for row, picture in enumerate(batch.rgb):
+        errors = [(picture - look).abs().max() for look in rgb]
+        assert min(errors) <= 0.5 / 255 + 1e-6, f"row {row} is none of the clip's looks"
+
+
+def test_pool_switches_look_sun_and_caption_together(banks):
+    spec = ClipSpec(size=(16, 16), frames=16, looks=2)
+    pool = make_pool(banks, spec)
+    _, rgb, clip = packed(0, spec)
+    pool.put(clip)
+    batch = pool.draw(64, 4, np.random.default_rng(1), switch=1.0)
+    switched = 0
+    for row in range(64):
+        for latent in range(4):
+            frames = slice(latent * FRAMES_PER_LATENT, (latent + 1) * FRAMES_PER_LATENT)
+            look = [int((batch.rgb[row, frames] - rgb[k, frames]).abs().max() < 0.01) for k in range(2)].index(1)
+            assert torch.equal(batch.sun[row, latent], clip.sun[look])
+            assert int(batch.caption[row, latent]) in banks[0].captions[look]
+            switched += latent > 0 and not torch.equal(batch.sun[row, latent], batch.sun[row, latent - 1])
+    assert 10 < switched < 60
+
+
+def test_oldest_clip_is_replaced(banks):
+    spec = ClipSpec(size=(16, 16), frames=4, looks=1)
+    pool = make_pool(banks, spec, capacity=2)
+    clips = [packed(seed, spec)[2] for seed in range(3)]
+    for clip in clips:
+        pool.put(clip)
+    assert len(pool) == 2
+    seen = {round(float(pool.draw(1, 1, np.random.default_rng(seed)).rgb.mean()), 5) for seed in range(40)}
+    means = [round(float((clip.rgb.float() / 255).mean()), 5) for clip in clips]
+    assert seen == set(means[1:])
+
+
+def test_workers_never_share_a_seed(banks):
+    producers = Producers(pool=make_pool(banks, ClipSpec()), workers=3, first_seed=30_000)
+    runs = [[next(seeds) for _ in range(5)] for seeds in (producers.seeds(worker) for worker in range(3))]
+    flat = [seed for run in runs for _, seed in run]
+    assert sorted(flat) == list(range(30_000, 30_015))
+
+
+def test_dropping_leaves_depth_or_normal_and_zeroes_what_is_gone():
+    rng = np.random.default_rng(0)
+    planes = Planes(values=torch.ones(400, 4, PROFILE.planes, 2, 2), present=torch.ones(400, 7, dtype=torch.bool))
+    drop_buffers(planes, 0.5, PROFILE, rng)
+    depth, normal = PROFILE.names.index("depth"), PROFILE.names.index("normal")
+    assert (planes.present[:, depth] | planes.present[:, normal]).all()
+    assert 0.3 < (~planes.present).any(1).float().mean() < 0.6
+    for index, name in enumerate(PROFILE.names):
+        gone = ~planes.present[:, index]
+        assert (planes.values[gone][:, :, PROFILE.slices[name]] == 0).all()
+        assert (planes.values[~gone][:, :, PROFILE.slices[name]] == 1).all()
+    assert set(DROP_SHARES) == set(PROFILE.names)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_forced_windows_hold_their_own_past(window):
+    latents = torch.arange(2 * 6, dtype=torch.float32).view(2, 1, 6, 1, 1) + 1
+    windows = forced_windows(latents, latents * 10, window, capacity=4)
+    count = 6 // window
+    for clip in range(2):
+        for index in range(count):
+            row = clip * count + index
+            start = index * window
+            assert windows.target[row].flatten().tolist() == latents[clip, 0, start : start + window].flatten().tolist()
+            past = latents[clip, 0, :start].flatten().tolist()[-4:]
+            assert windows.past[row].flatten().tolist() == [0.0] * (4 - len(past)) + past
+            assert windows.past_features[row].flatten().tolist() == [0.0] * (4 - len(past)) + [10 * x for x in past]
+            assert windows.valid[row].tolist() == [False] * (4 - len(past)) + [True] * len(past)
+
+
+def test_traced_clip_is_deterministic_and_lit_differently_by_each_look(banks):
+    spec = ClipSpec(size=(32, 48), frames=4, looks=2, samples=1)
+    first, again = (trace_clip("street", 3, banks[0], spec, PROFILE, "cpu") for _ in range(2))
+    for name, value in first.tensors().items():
+        assert torch.equal(value, again.tensors()[name]), name
+    assert first.rgb.float().std() > 5
+    sky = first.depth == -32768
+    assert 0 < sky.float().mean() < 1
+
+
+@pytest.fixture(scope="module")
+def debug_run(banks, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    Trainer(debug_training(), out, *banks).run()
+    return out
+
+
+def log_of(out: Path, stage: str) -> list[dict]:
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line.get("stage") == stage]
+
+
+def test_debug_run_learns_in_every_stage_and_leaves_what_it_says(debug_run):
+    codec = log_of(debug_run, "codec")
+    assert codec[-1]["picture"] < 0.7 * codec[0]["picture"]
+    assert log_of(debug_run, "regression")[-1]["flow"] < log_of(debug_run, "regression")[0]["flow"]
+    assert log_of(debug_run, "flow")[-1]["flow"] < 2.2
+    assert log_of(debug_run, "rollout")[-1]["step"] == debug_training().stages[-1].steps
+    for index, stage in enumerate(debug_training().stages):
+        renderer = load_renderer_file(debug_run / f"{index:02d}-{stage.name}.safetensors")
+        assert all(value.isfinite().all() for value in renderer.state_dict().values())
+        assert (debug_run / f"{index:02d}-{stage.name}.png").stat().st_size > 1000
+
+
+def test_latents_are_normalised_after_the_codec_stage(debug_run):
+    decoder = load_renderer_file(debug_run / "00-codec.safetensors").decoder
+    assert (decoder.latent_std > 0).all()
+    assert not torch.equal(decoder.latent_std, torch.ones_like(decoder.latent_std))
+
+
+def test_a_stopped_run_goes_on_where_it_was(banks, tmp_path, monkeypatch):
+    config = dataclasses.replace(debug_training(), save_seconds=0.0)
+    config = dataclasses.replace(config, stages=(dataclasses.replace(config.stages[0], steps=8),), log_every=4)
+    spec = config.clips
+    monkeypatch.setattr(pool_module, "trace_clip", lambda kind, seed, *rest: packed(seed, spec)[2])
+
+    class Stopped(Exception):
+        pass
+
+    trainer = Trainer(config, tmp_path, *banks)
+    report = trainer._report
+
+    def stop_after_first_report(*arguments):
+        report(*arguments)
+        raise Stopped
+
+    monkeypatch.setattr(trainer, "_report", stop_after_first_report)
+    with pytest.raises(Stopped):
+        trainer.run()
+    left = load_checkpoint(tmp_path / "checkpoint.safetensors")
+    assert left.progress.step == 3
+    assert left.optimiser
+    resumed = Trainer(config, tmp_path, *banks)
+    assert resumed.progress == left.progress
+    for name, value in resumed.models.state_dict().items():
+        assert torch.equal(value, left.model[name]), name
+    resumed.run()
+    assert log_of(tmp_path, "codec")[-1]["step"] == 8
+    assert load_checkpoint(tmp_path / "checkpoint.safetensors").progress.stage == 1
+
+
+def test_other_safetensors_files_are_refused_as_checkpoints(debug_run):
+    with pytest.raises(ValueError, match="no training checkpoint"):
+        load_checkpoint(debug_run / "00-codec.safetensors")
