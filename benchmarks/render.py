@@ -22,15 +22,15 @@ from pathlib import Path
 
 import torch
 
-from flowshade.api import StyledRenderer, choose_device, load_renderer
-from flowshade.checkpoints.store import default_weights
-from flowshade.presets import compact_renderer, debug_renderer
+from flowshade.checkpoints.store import default_weights, load_renderer_file
+from flowshade.provenance import hardware
 from flowshade.renderer.renderer import Renderer
-from flowshade.report import hardware
-from flowshade.timing import StageTimer
+from flowshade.renderer.transformer import TextContext
+from flowshade.timing import StageTimer, watching
 from flowshade.types import FRAMES_PER_LATENT, Camera, GBuffer
 
-PRESETS = {"compact": compact_renderer, "debug": debug_renderer}
+PROMPT_TOKENS = 24
+"""Of a typical caption. Random embeddings stand for it: encoding text is not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Result:
     """Of a window."""
     p99_ms: float
     first_frame_ms: float
-    """A new stream: first window of `FRAMES_PER_LATENT` frames in, its pictures out."""
+    """A new stream: first window of `FRAMES_PER_LATENT` frames in, its pictures out; the best of three."""
     stages_ms: dict[str, float]
     """Mean a window, from a pass of its own with the stages timed."""
     peak_memory_mib: float
@@ -81,23 +81,37 @@ def buffers(size: tuple[int, int], frames: int, device: torch.device) -> GBuffer
     return gbuffer.to(device)
 
 
-def load(options: argparse.Namespace, device: torch.device) -> StyledRenderer:
-    """The shipped weights if there are any, else random ones of the preset: the cost is the same."""
-    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
-    if options.preset is None and (options.model != "compact" or default_weights().is_file()):
-        return load_renderer(options.model, device=device, dtype=dtype, steps=options.steps)
-    torch.manual_seed(0)
-    model = Renderer(PRESETS[options.preset or "compact"]()).to(device).eval()
-    dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-    model.autocast_dtype = None if dtype == torch.float32 else dtype
-    return StyledRenderer(model, name=f"{model.config.name} (random weights)", fingerprint="", steps=options.steps)
+def load(model: str, preset: str | None, dtype: str, device: torch.device) -> tuple[Renderer, str]:
+    """A renderer and its name: the shipped weights if there are any, else random ones, which cost the same."""
+    path = default_weights() if model == "compact" else Path(model)
+    if preset is None and (model != "compact" or path.is_file()):
+        renderer = load_renderer_file(path, device)
+        name = renderer.config.name
+    else:
+        from flowshade import presets
+
+        torch.manual_seed(0)
+        config = presets.debug_renderer() if preset == "debug" else presets.compact_renderer()
+        renderer = Renderer(config).to(device).eval()
+        name = f"{config.name} (random weights)"
+    if dtype == "bfloat16" or (dtype == "auto" and device.type == "cuda"):
+        renderer.autocast_dtype = torch.bfloat16
+    return renderer, name
 
 
-def push(renderer: StyledRenderer, window: GBuffer) -> float:
+def reset(renderer: Renderer) -> None:
+    """A new stream with a prompt."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(1, PROMPT_TOKENS, renderer.config.transformer.text_dim, generator=generator)
+    renderer.reset(seed=0)
+    renderer.set_text(TextContext(tokens=tokens))
+
+
+def push(renderer: Renderer, window: GBuffer, steps: int) -> float:
     """Seconds from buffers in memory to pictures in memory."""
     synchronise(renderer.device)
     began = time.perf_counter()
-    renderer.push(window)
+    renderer.push(window, steps=steps)
     synchronise(renderer.device)
     return time.perf_counter() - began
 
@@ -107,51 +121,51 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure(renderer: StyledRenderer, size: tuple[int, int], window: int, windows: int) -> Result:
+def measure(renderer: Renderer, name: str, *, size: tuple[int, int], steps: int, window: int, windows: int) -> Result:
     """Warms up, then times a new stream's first window, `windows` windows, and the stages of some more."""
     device = renderer.device
-    # Each latent frame of the past must exist before the cost is that of a long stream.
-    warmup = -(-renderer.model.transformer.history_frames * FRAMES_PER_LATENT // window) + 2
     clip = buffers(size, window, device)
     first = clip[:FRAMES_PER_LATENT]
-    renderer.set_prompt("a city street", "sunny")
-    renderer.reset()
-    for _ in range(2):
-        push(renderer, first)
-    renderer.reset()
-    first_frame = push(renderer, first)
-    renderer.reset()
-    for _ in range(warmup):
-        push(renderer, clip)
+    first_frame = min(first_window(renderer, first, steps) for _ in range(3))
+    reset(renderer)
+    # Each latent frame of the past must exist before the cost is that of a long stream.
+    for _ in range(-(-renderer.transformer.history_frames * FRAMES_PER_LATENT // window) + 2):
+        push(renderer, clip, steps)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    seconds = [push(renderer, clip) for _ in range(windows)]
-    stages = stage_times(renderer, clip, max(windows // 4, 1))
+    seconds = [push(renderer, clip, steps) for _ in range(windows)]
+    peak = peak_memory(device)
     return Result(
         hardware=hardware(),
         torch=torch.__version__,
         date=date.today().isoformat(),
-        model=renderer.name,
+        model=name,
         size=size,
-        dtype=str(renderer.dtype).removeprefix("torch."),
-        steps=renderer.steps,
+        dtype=str(renderer.autocast_dtype or renderer.transformer.dtype).removeprefix("torch."),
+        steps=steps,
         window=window,
         windows=windows,
         frames_per_second=window * windows / sum(seconds),
         median_ms=1000 * statistics.median(seconds),
         p99_ms=1000 * sorted(seconds)[min(int(0.99 * windows), windows - 1)],
         first_frame_ms=1000 * first_frame,
-        stages_ms=stages,
-        peak_memory_mib=peak_memory(device) / 2**20,
+        stages_ms=stage_times(renderer, clip, steps, max(windows // 4, 1)),
+        peak_memory_mib=peak / 2**20,
     )
 
 
-def stage_times(renderer: StyledRenderer, clip: GBuffer, windows: int) -> dict[str, float]:
+def first_window(renderer: Renderer, window: GBuffer, steps: int) -> float:
+    """Seconds that the first window of a new stream takes."""
+    reset(renderer)
+    return push(renderer, window, steps)
+
+
+def stage_times(renderer: Renderer, clip: GBuffer, steps: int, windows: int) -> dict[str, float]:
     """Mean milliseconds a window of every stage."""
     timer = StageTimer(renderer.device)
-    with renderer.timed(timer):
+    with watching(timer, renderer):
         for _ in range(windows):
-            push(renderer, clip)
+            push(renderer, clip, steps)
     return {name: 1000 * total / windows for name, total in timer.totals().items()}
 
 
@@ -179,22 +193,24 @@ def table(results: list[Result]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", help="HxW in pixels; by default 240x416 on a CPU and 480x832 on a GPU")
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--device", help="by default a GPU when there is one")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--steps", type=int, nargs="+", default=[2], help="one row each")
     parser.add_argument("--window", type=int, nargs="+", default=[16], help="frames a window; one row each")
     parser.add_argument("--windows", type=int, default=20, help="windows that are timed")
     parser.add_argument("--model", default="compact", help="a model's name or file")
-    parser.add_argument("--preset", choices=PRESETS, help="random weights of this preset instead of a model")
+    parser.add_argument("--preset", choices=("compact", "debug"), help="random weights of this preset, no model")
     parser.add_argument("--json", type=Path, help="also write the results here")
     options = parser.parse_args()
-    device = choose_device(options.device)
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     height, width = (options.size or ("480x832" if device.type == "cuda" else "240x416")).split("x")
-    results = []
-    for steps in options.steps:
-        renderer = load(argparse.Namespace(**{**vars(options), "steps": steps}), device)
-        for window in options.window:
-            results.append(measure(renderer, (int(height), int(width)), window, options.windows))
+    renderer, name = load(options.model, options.preset, options.dtype, device)
+    size = int(height), int(width)
+    results = [
+        measure(renderer, name, size=size, steps=steps, window=window, windows=options.windows)
+        for steps in options.steps
+        for window in options.window
+    ]
     print(f"{date.today().isoformat()}, torch {torch.__version__}, {options.windows} windows, eager\n")
     print(table(results))
     if options.json:

@@ -13,11 +13,12 @@ import flowshade
 
 ROOT = Path(flowshade.__file__).parent
 EVERYWHERE = {"errors", "types"}
-BELOW_API = {"nn", "world", "gbuffer", "codec", "renderer", "inverse", "checkpoints", "timing"}
+BELOW_API = {"nn", "world", "gbuffer", "codec", "renderer", "inverse", "checkpoints", "timing", "provenance"}
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
     "timing": set(),
+    "provenance": set(),
     "nn": set(),
     "world": set(),
     "gbuffer": {"world"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from flowshade.gbuffer.io import ClipReader, open_clip, resize
 from flowshade.renderer.prompt import PromptEncoder
 from flowshade.renderer.renderer import Renderer
 from flowshade.renderer.styles import Style, compose, find_style, load_styles
-from flowshade.timing import StageTimer
+from flowshade.timing import StageTimer, watching
 from flowshade.types import FRAMES_PER_LATENT, Frames, GBuffer
 
 Clip = ClipReader | GBuffer | str | Path
@@ -222,7 +222,7 @@ class StyledRenderer:
     ) -> Iterator[Window]:
         begin, end = segments[0].start, segments[-1].stop
         self.reset(seed)
-        with nullcontext() if timer is None else self.timed(timer):
+        with nullcontext() if timer is None else watching(timer, self.model):
             for segment in segments:
                 self._set_caption(segment.caption, sun)
                 for first in range(segment.start, segment.stop, window):
@@ -232,19 +232,6 @@ class StyledRenderer:
                     yield Window(start=first, gbuffer=gbuffer, frames=self.push(gbuffer))
                     if progress is not None:
                         progress(last - begin, end - begin)
-
-    @contextmanager
-    def timed(self, timer: StageTimer) -> Iterator[None]:
-        """Has `timer` told how long the model's stages take: encode, history, transformer, decode."""
-        model = self.model
-        timer.watch(model.encoder, "forward", "encode")
-        timer.watch(model.transformer, "encode_history", "history")
-        timer.watch(model.transformer, "forward", "transformer")
-        timer.watch(model.decoder, "step", "decode")
-        try:
-            yield
-        finally:
-            timer.release()
 
     def _set_caption(self, caption: str, sun: Tensor | None) -> None:
         self.model.set_text(self.encoder.encode([caption]))

@@ -258,7 +258,7 @@ def train(
 @app.command
 def version() -> None:
     """Print the versions of Flowshade and of what its results depend on."""
-    from flowshade.report import versions
+    from flowshade.provenance import versions
 
     for name, value in versions().items():
         print(f"{name:<14} {value}")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
@@ -20,6 +17,7 @@ from flowshade.errors import FlowshadeError
 from flowshade.gbuffer.io import ClipReader, VideoWriter, open_clip
 from flowshade.gbuffer.io.pictures import write_png
 from flowshade.gbuffer.view import channel_picture, contact_sheet, resize_pictures, side_by_side
+from flowshade.provenance import versions
 from flowshade.timing import StageTimer
 from flowshade.types import CORE_CHANNELS, GBuffer
 
@@ -196,35 +194,6 @@ def _record(
         "seconds_by_stage": {name: round(value, 3) for name, value in stages.items()},
         "frames_per_second": round(frames / seconds, 2),
     }
-
-
-def versions() -> dict[str, str]:
-    """What results depend on: versions of the package, Python and libraries, and the hardware."""
-    names = ("flowshade", "torch", "numpy", "warp-lang", "mujoco-core", "av", "transformers")
-    return {name: _version(name) for name in names} | {"python": platform.python_version(), "hardware": hardware()}
-
-
-def hardware() -> str:
-    """The machine in words: the GPU if there is one, else the processor and how many threads torch uses."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"{_processor()}, {torch.get_num_threads()} threads"
-
-
-def _processor() -> str:
-    listing = Path("/proc/cpuinfo")
-    lines = listing.read_text().splitlines() if listing.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        from flowshade import __version__
-
-        return __version__ if name == "flowshade" else "not installed"
 
 
 def _spread(total: int, count: int) -> list[int]:

@@ -74,3 +74,16 @@ class StageTimer:
         for name, start, end in self._pending:
             self._seconds[name] += start.elapsed_time(end) / 1000
         self._pending.clear()
+
+
+@contextmanager
+def watching(timer: StageTimer, renderer: Any) -> Iterator[None]:
+    """Has `timer` told how long a `Renderer`'s stages take: encode, history, transformer, decode."""
+    timer.watch(renderer.encoder, "forward", "encode")
+    timer.watch(renderer.transformer, "encode_history", "history")
+    timer.watch(renderer.transformer, "forward", "transformer")
+    timer.watch(renderer.decoder, "step", "decode")
+    try:
+        yield
+    finally:
+        timer.release()

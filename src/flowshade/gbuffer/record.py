@@ -110,9 +110,7 @@ def record_clip(
     if frames < 1:
         raise ValueError(f"record_clip got seconds={seconds} at fps={fps}; expected at least one frame.")
     name, chosen = _look(look)
-    stream = record(
-        world, frames=frames, fps=fps, size=size, look=chosen, device=device, seed=seed, path=path
-    )
+    stream = record(world, frames=frames, fps=fps, size=size, look=chosen, device=device, seed=seed, path=path)
     meta = {"world": world.name, "seed": world.seed, "look": name, "look_caption": chosen.caption() if chosen else None}
     with ClipWriter(out_dir, size=size, fps=fps, caption=world.description, meta=meta, overwrite=overwrite) as writer:
         for done, (gbuffer, picture) in enumerate(stream, 1):

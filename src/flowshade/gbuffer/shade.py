@@ -1,8 +1,8 @@
 """The reference picture: what a `Look` makes of a G-buffer.
 
-Two shaders share every formula. The one with rays (`light_kernels.py`, through `Tracer.shade`) sees shadows, bounce light,
-reflections and lamps; `shade_without_rays` here sees the buffers alone, takes every visibility as 1, and is the plain
-baseline that a learned renderer has to beat. Where nothing occludes, the two agree.
+Two shaders share every formula. The one with rays (`light_kernels.py`, through `Tracer.shade`) sees shadows, bounce
+light, reflections and lamps; `shade_without_rays` here sees the buffers alone, takes every visibility as 1, and is
+the plain baseline that a learned renderer has to beat. Where nothing occludes, the two agree.
 
 The formulas, with n the normal, v towards the camera, l towards the sun, radiance linear Rec.709:
 
@@ -24,7 +24,7 @@ import math
 
 import numpy as np
 import torch
-from einops import einsum, rearrange
+from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
@@ -319,7 +319,9 @@ def _shade_frame(
     along = einsum(-pose[:3, 2], rays, "c, c h w -> h w")  # ray length to depth
     distance = torch.where(ground, depth, torch.zeros_like(depth)) / along.clamp(min=1e-6)
     p = pose[:3, 3, None, None] + rays * distance
-    turn = lambda d: einsum(stream, d, "i j, j h w -> i h w")  # noqa: E731
+
+    def turn(d: Tensor) -> Tensor:
+        return einsum(stream, d, "i j, j h w -> i h w")
 
     albedo, roughness, metallic = _weather(look, albedo, roughness, metallic, n, p)
     v = -rays
@@ -345,4 +347,3 @@ def _shade_frame(
 
 
 __all__ = ["ambient_coefficients", "cloudy_sky", "full_sky", "shade_without_rays", "smooth_sky", "tone_curve"]
-_ = rearrange

@@ -115,6 +115,11 @@ class Tracer:
     def is_cuda(self) -> bool:
         return self.device.type == "cuda"
 
+    @property
+    def triangles(self) -> int:
+        """In the meshes and height fields in use; each counts once, however often it is placed."""
+        return self._scene.triangles
+
     # The world moves ----------------------------------------------------------------------------------------------
 
     def update(self, data: mujoco.MjData) -> None:
@@ -346,6 +351,7 @@ class Tracer:
         self.hits: Any = kernels.Hits()
         self._hit_arrays = {
             "geom": wp.zeros(pixels, dtype=int, device=device),
+            "shape": wp.zeros(pixels, dtype=int, device=device),
             "face": wp.zeros(pixels, dtype=int, device=device),
             "t": wp.zeros(pixels, dtype=float, device=device),
             "normal": wp.zeros(pixels, dtype=wp.vec3, device=device),

@@ -65,6 +65,7 @@ class Trainer:
     ) -> None:
         """Makes the models; continues `out` if it holds a checkpoint, else begins from the averages of `start`."""
         torch.manual_seed(config.seed)
+        torch.backends.cudnn.benchmark = True  # shapes repeat: a few windows at one picture size
         self.config = config
         self.out = out
         self.device = torch.device(config.device)

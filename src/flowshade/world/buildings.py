@@ -66,6 +66,7 @@ class Facades:
 
 
 def make_facades(scene: Scene) -> Facades:
+    """Draws the materials that the buildings of a world share."""
     rng = scene.rng
     glow = scene.pick(((1.0, 0.84, 0.58), (1.0, 0.76, 0.46), (0.95, 0.93, 0.85)))
     return Facades(
@@ -100,6 +101,7 @@ WALL_TILE = 1.6
 
 
 def draw_plan(scene: Scene, width: float, tallest: int) -> Plan:
+    """Draws a building `width` metres wide with at most `tallest` floors above the ground floor."""
     rng = scene.rng
     kind = str(rng.choice(["brick", "plaster", "concrete", "glass"], p=[0.34, 0.40, 0.14, 0.12]))
     low = kind in ("brick", "plaster")
@@ -172,8 +174,8 @@ def _front(scene: Scene, plan: Plan, parts: Parts) -> None:
     parts.trim.append(meshes.boxes(np.array([0, -0.06, plan.ground_floor]), np.array([plan.width, 0.22, 0.24])))
     if plan.kind != "glass":
         centre, size = (panes[:, 0] + panes[:, 2]) / 2, panes[:, 2] - panes[:, 0]
-        below = centre - np.stack([0 * size[:, 2], np.full(len(size), 0.2), size[:, 2] / 2 + 0.04], -1)
-        parts.trim.append(meshes.boxes(below, np.stack([size[:, 0] + 0.24, 0 * size[:, 0] + 0.2, 0 * size[:, 0] + 0.08], -1)))
+        below = centre - np.array([0, 0.2, 0.04]) - size * [0, 0, 0.5]
+        parts.trim.append(meshes.boxes(below, size * [1, 0, 0] + np.array([0.24, 0.2, 0.08])))
 
 
 def _glaze(scene: Scene, panes: Floats, parts: Parts, lit_share: float) -> None:
@@ -251,7 +253,7 @@ def _awning(scene: Scene, plan: Plan, place: Place) -> None:
     slope = np.array([[-width / 2, -reach, top - 0.5], [width / 2, -reach, top - 0.5], [width / 2, 0, top],
                       [-width / 2, 0, top]])  # fmt: skip
     edge = slope[[0, 1, 1, 0]] - np.array([[0, 0, 0.22], [0, 0, 0.22], [0, 0, 0], [0, 0, 0]])
-    both = np.stack([slope, slope[::-1] - [0, 0, 0.02], edge, edge[::-1] + [0, 0.02, 0]])
+    both = np.stack([slope, slope[::-1] - [0, 0, 0.02], edge, edge[::-1] + np.array([0, 0.02, 0])])
     scene.shape(place, meshes.quads(both), cloth, group=DETAIL_GROUP)
     scene.solid(place, "box", (width / 2, reach / 2, 0.4), (0, -reach / 2, top - 0.35), None, hidden=True)
 
@@ -268,4 +270,5 @@ def _roof_clutter(scene: Scene, plan: Plan, place: Place) -> None:
 
 
 def _tanks(scene: Scene) -> tuple[str, ...]:
-    return (scene.material((0.45, 0.30, 0.20), roughness=0.8), scene.material((0.6, 0.6, 0.6), metallic=0.9, roughness=0.3))
+    wood, steel = (0.45, 0.30, 0.20), (0.6, 0.6, 0.6)
+    return scene.material(wood, roughness=0.8), scene.material(steel, metallic=0.9, roughness=0.3)

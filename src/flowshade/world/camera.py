@@ -158,7 +158,7 @@ def _gaze(rail: Rail, rng: np.random.Generator, position: Floats, period: float)
     closing = (yaw[0] - yaw[-1] + np.pi) % (2 * np.pi) - np.pi
     turn = float(2 * np.pi * np.round((yaw[-1] + closing - yaw[0]) / (2 * np.pi)))
     drift = turn * np.arange(count) / count
-    return smooth_loop(yaw - drift, int(2.5 / period * count)) + drift + pan * np.radians(rng.uniform(0, 25)), turn
+    return smooth_loop(yaw - drift, int(3.5 / period * count)) + drift + pan * np.radians(rng.uniform(0, 25)), turn
 
 
 DETAIL_GROUP = 1

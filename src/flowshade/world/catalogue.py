@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flowshade.world.errors import WorldError
 from flowshade.world.camera import plan_path
+from flowshade.world.errors import WorldError
 from flowshade.world.hills import build_hills
 from flowshade.world.scene import Scene
 from flowshade.world.street import build_street

@@ -12,12 +12,14 @@ from flowshade.world.camera import DETAIL_GROUP, KeepOut, Rail
 from flowshade.world.meshes import Floats
 from flowshade.world.motion import Route
 from flowshade.world.scene import Scene
-from flowshade.world.textures import Colour, noise
+from flowshade.world.textures import Colour, darker, noise
 
 HALF = 56.0
 """Half the side of the height field, metres."""
 CELLS = 112
 """Cells along a side."""
+
+Spot = tuple[float, float]
 
 SEASONS: tuple[tuple[str, Colour, Colour, Colour], ...] = (
     ("green", (0.27, 0.40, 0.14), (0.45, 0.45, 0.22), (0.24, 0.42, 0.14)),
@@ -57,7 +59,7 @@ class Terrain:
         return low * (1 - t) + (h[j + 1, i] * (1 - s) + h[j + 1, i + 1] * s) * t
 
     def level(self, x: float, y: float, radius: float, bowl: float = 0.0) -> float:
-        """Flattens a disc to its mean height, hollowed by `bowl` metres, and takes it; gives the height in the middle."""
+        """Flattens a disc to its mean height, hollowed by `bowl` metres, and takes it; gives its middle's height."""
         gx, gy = self.grid()
         distance = np.hypot(gx - x, gy - y)
         target = float(self.heights[distance < radius].mean())
@@ -92,7 +94,7 @@ class Terrain:
         away = self._discs[:, :2] - (x, y)
         return bool((np.einsum("nk,nk->n", away, away) > (self._discs[:, 2] + radius) ** 2).all())
 
-    def find(self, rng: np.random.Generator, radius: float, reach: float, tries: int = 25) -> tuple[float, float] | None:
+    def find(self, rng: np.random.Generator, radius: float, reach: float, tries: int = 25) -> Spot | None:
         """A free disc within `reach` metres of the middle, or None; does not take it."""
         for _ in range(tries):
             distance, angle = reach * np.sqrt(rng.random()), rng.uniform(0, 2 * np.pi)
@@ -122,9 +124,13 @@ def build_hills(scene: Scene) -> tuple[str, ...]:
     terrain = draw_terrain(rng)
     trail, walk = _ways(scene, terrain)
     woods = float(rng.uniform(0.2, 1.0))
-    pond = _pond(scene, terrain) if rng.random() < 0.55 else False
-    cabins = _cabins(scene, terrain, palette)
-    rolling = _rolling(scene, terrain)
+    sites = _sites(scene, terrain, trail, walk)
+    if sites.pond is not None:
+        _pond(scene, terrain, sites.pond, sites.pond_radius)
+    _cabins(scene, terrain, palette, sites.cabins)
+    _rolling(scene, terrain, sites.hollows)
+    for spot in sites.toys:
+        props.toys(scene, (*spot, float(terrain.at(*spot))), int(rng.integers(2, 6)), 2.2)
     vehicle = _vehicle(scene, palette, trail)
     _lamps(scene, terrain, palette, trail)
     _fence(scene, terrain, palette, trail)
@@ -136,7 +142,7 @@ def build_hills(scene: Scene) -> tuple[str, ...]:
     _patches(scene, terrain, dry)
     _mountains(scene, grass)
     _rails(scene, terrain, trail, walk)
-    return _captions(season, trees, rocks, cabins, pond, vehicle, rolling)
+    return _captions(season, trees, rocks, sites, vehicle)
 
 
 def _ring(rng: np.random.Generator, radius: float) -> Floats:
@@ -178,9 +184,9 @@ def _patches(scene: Scene, terrain: Terrain, dry: Colour) -> None:
     """Bare earth, gravel and other growth in irregular patches, draped over the grass."""
     rng = scene.rng
     earth = scene.vary(scene.pick(((0.40, 0.31, 0.22), (0.52, 0.46, 0.38), (0.58, 0.50, 0.36))), 0.04)
-    growth = tuple(c * rng.uniform(0.65, 0.9) for c in dry)
+    growth = darker(dry, rng.uniform(0.65, 0.9))
     for colour, count in ((earth, int(rng.integers(8, 20))), (growth, int(rng.integers(8, 20)))):
-        material = scene.material(texture=textures.speckle(rng, scene.vary(colour, 0.02), contrast=0.35), roughness=0.95)
+        material = scene.material(texture=textures.speckle(rng, colour, contrast=0.35), roughness=0.95)
         for _ in range(count):
             spot = terrain.find(rng, 1.0, 44, tries=3)
             if spot is not None:
@@ -212,7 +218,7 @@ def _mountains(scene: Scene, grass: Colour) -> None:
     rng = scene.rng
     angle = np.linspace(0, 2 * np.pi, 97)
     place = scene.place("mountains")
-    for radius, tall, colour in ((200, 30, tuple(0.75 * c for c in grass)), (360, 95, (0.40, 0.41, 0.45))):
+    for radius, tall, colour in ((200, 30, darker(grass, 0.75)), (360, 95, (0.40, 0.41, 0.45))):
         rise = np.zeros_like(angle)
         for k in range(2, 18):
             rise += np.cos(k * angle + rng.uniform(0, 2 * np.pi)) * rng.uniform(0.4, 1) / k**0.6
@@ -226,29 +232,55 @@ def _mountains(scene: Scene, grass: Colour) -> None:
         scene.shape(place, meshes.quads(corners, tile=30.0), material, group=1)
 
 
-def _pond(scene: Scene, terrain: Terrain) -> bool:
+@dataclass(frozen=True)
+class Sites:
+    """Levelled places, by what they are for."""
+
+    pond: Spot | None
+    pond_radius: float
+    cabins: list[Spot]
+    hollows: list[Spot]
+    toys: list[Spot]
+
+
+def _sites(scene: Scene, terrain: Terrain, trail: Route, walk: Route) -> Sites:
+    """Finds and shapes all ground before anything is put on it, so that nothing ends up floating or buried."""
     rng = scene.rng
+
+    def take(count: int, radius: float, reach: float, bowl: float = 0.0) -> list[Spot]:
+        found = []
+        for _ in range(count):
+            spot = terrain.find(rng, radius + 0.7, reach, tries=50)
+            if spot is not None:
+                terrain.level(*spot, radius, bowl)
+                found.append(spot)
+        return found
+
     radius = float(rng.uniform(4.5, 8))
-    spot = terrain.find(rng, radius + 1, 44)
-    if spot is None:
-        return False
-    low = terrain.level(*spot, radius, bowl=1.6)
+    ponds = take(int(rng.random() < 0.55), radius, 44, bowl=1.6)
+    sites = Sites(
+        pond=ponds[0] if ponds else None,
+        pond_radius=radius,
+        cabins=take(int(rng.integers(1, 4)), 5.5, 40),
+        hollows=take(int(rng.integers(1, 4)), 5.0, 42, bowl=0.8),
+        toys=take(int(rng.integers(1, 4)), 3.0, 34),
+    )
+    for route, width in ((trail, 4.8), (walk, 1.8)):  # slopes of the sites must not reach into the ways
+        terrain.drape(route.points, width)
+    return sites
+
+
+def _pond(scene: Scene, terrain: Terrain, spot: Spot, radius: float) -> None:
     water = scene.material(scene.vary((0.10, 0.20, 0.24), 0.03), roughness=0.04)
-    place = scene.place("pond", (*spot, low + 0.75))
+    place = scene.place("pond", (*spot, float(terrain.at(*spot)) + 0.75))
     scene.shape(place, meshes.disc(radius * 1.15, 4.0, 40), water)
-    return True
 
 
-def _cabins(scene: Scene, terrain: Terrain, palette: props.Palette) -> int:
-    rng, count = scene.rng, 0
-    for _ in range(int(rng.integers(1, 4))):
-        spot = terrain.find(rng, 6.0, 40, tries=60)
-        if spot is None:
-            continue
-        height = terrain.level(*spot, 5.5)
-        _cabin(scene, palette, (*spot, height), float(np.arctan2(-spot[1], -spot[0]) + np.pi / 2 + rng.normal(0, 0.5)))
-        count += 1
-    return count
+def _cabins(scene: Scene, terrain: Terrain, palette: props.Palette, spots: list[Spot]) -> None:
+    """Cabins whose fronts look roughly at the middle of the world."""
+    for x, y in spots:
+        yaw = float(np.arctan2(-y, -x) + np.pi / 2 + scene.rng.normal(0, 0.5))
+        _cabin(scene, palette, (x, y, float(terrain.at(x, y))), yaw)
 
 
 def _cabin(scene: Scene, palette: props.Palette, position: tuple[float, float, float], yaw: float) -> None:
@@ -258,7 +290,8 @@ def _cabin(scene: Scene, palette: props.Palette, position: tuple[float, float, f
     place = scene.place("cabin", position, yaw)
     stone = rng.random() < 0.3
     colour = scene.vary(scene.pick(((0.50, 0.33, 0.20), (0.62, 0.22, 0.17), (0.40, 0.38, 0.36), (0.80, 0.76, 0.66))))
-    picture = textures.bricks(rng, colour, (0.6, 0.58, 0.55), rows=8, columns=4) if stone else textures.planks(rng, colour)
+    mortar = (0.6, 0.58, 0.55)
+    picture = textures.bricks(rng, colour, mortar, rows=8, columns=4) if stone else textures.planks(rng, colour)
     wall = scene.material(texture=picture, roughness=0.85)
     lit = scene.material(texture=textures.windows(rng, (1.0, 0.80, 0.50)), roughness=0.1, emission=1.2)
     sides, panes = [], []
@@ -287,22 +320,17 @@ def _cabin(scene: Scene, palette: props.Palette, position: tuple[float, float, f
     scene.solid(place, "box", (w / 2, 0.7, 0.1), (0, -d / 2 - 0.6, 0.05), palette.wood)
 
 
-def _rolling(scene: Scene, terrain: Terrain) -> int:
-    """Hollows in which balls and barrels roll about."""
-    rng, count = scene.rng, 0
-    for _ in range(int(rng.integers(1, 4))):
-        spot = terrain.find(rng, 5.2, 42)
-        if spot is None:
-            continue
-        low = terrain.level(*spot, 5.0, bowl=0.8)
+def _rolling(scene: Scene, terrain: Terrain, hollows: list[Spot]) -> None:
+    """Balls and barrels that roll about in hollows."""
+    rng = scene.rng
+    for spot in hollows:
+        low = float(terrain.at(*spot))
         for _ in range(int(rng.integers(1, 3))):
             x, y = (s + rng.uniform(-2.0, 2.0) for s in spot)
             props.ball(scene, (x, y, low + 0.6), float(rng.uniform(0.25, 0.6)), 5.0)
         if rng.random() < 0.7:
             props.barrel(scene, (spot[0] + 2.4, spot[1], low + 0.6), True, float(rng.uniform(0, 6)))
         scene.keep_out.append(KeepOut(spot, 5.0, low + 4.0))
-        count += 1
-    return count
 
 
 def _vehicle(scene: Scene, palette: props.Palette, trail: Route) -> str:
@@ -340,8 +368,9 @@ def _fence(scene: Scene, terrain: Terrain, palette: props.Palette, trail: Route)
         start, spans = rng.uniform(0, trail.length), int(rng.integers(5, 12))
         spots = [_beside(trail, start + 2.2 * k, 3.0) for k in range(spans)]
         points = np.array([[x, y, terrain.at(x, y)] for x, y, _ in spots])
-        posts = meshes.boxes(points + [0, 0, 0.5], np.array([0.11, 0.11, 1.3]))
-        bars = [_bar(points[:-1] + [0, 0, z], points[1:] + [0, 0, z], 0.045, 0.13) for z in (0.55, 0.95)]
+        posts = meshes.boxes(points + np.array([0, 0, 0.5]), np.array([0.11, 0.11, 1.3]))
+        heights = np.array([[0, 0, 0.55], [0, 0, 0.95]])
+        bars = [_bar(points[:-1] + z, points[1:] + z, 0.045, 0.13) for z in heights]
         scene.detail(meshes.join([posts, *bars]), palette.wood)
         terrain.taken += [(float(x), float(y), 0.6) for x, y, _ in points]
 
@@ -366,7 +395,7 @@ def _woods(scene: Scene, terrain: Terrain, palette: props.Palette, amount: float
         if middle is None:
             continue
         conifers = rng.random() < firs
-        for _ in range(int(rng.integers(2, 4 + 4 * amount))):
+        for _ in range(int(rng.integers(2, int(5 + 4 * amount)))):
             x, y = (float(v + rng.normal(0, 3.6)) for v in middle)
             if np.hypot(x, y) < 53 and terrain.is_free(x, y, 1.0):
                 at = (x, y, float(terrain.at(x, y)) - 0.1)
@@ -431,7 +460,7 @@ def _undergrowth(scene: Scene, terrain: Terrain, palette: props.Palette, trail: 
 
 
 def _farm(scene: Scene, terrain: Terrain, palette: props.Palette) -> None:
-    """Hay bales, log piles, benches, and toys for variety of shape."""
+    """Hay bales and log piles."""
     rng = scene.rng
     straw = scene.material(texture=textures.stripes((0.78, 0.66, 0.36), (0.70, 0.57, 0.28), bands=8), roughness=0.95,
                            cube=True)  # fmt: skip
@@ -451,21 +480,20 @@ def _farm(scene: Scene, terrain: Terrain, palette: props.Palette) -> None:
         for x, z in ((-0.42, 0.2), (0, 0.2), (0.42, 0.2), (-0.21, 0.56), (0.21, 0.56)):
             scene.rod(place, "cylinder", 0.2, (x, -1.3, z), (x, 1.3, z), palette.bark)
         terrain.taken.append((*spot, 1.8))
-    for _ in range(int(rng.integers(1, 4))):
-        spot = terrain.find(rng, 3.0, 34)
-        if spot is not None:
-            height = terrain.level(*spot, 3.0)
-            props.toys(scene, (*spot, height), int(rng.integers(2, 6)), 2.2)
 
 
 def _rails(scene: Scene, terrain: Terrain, trail: Route, walk: Route) -> None:
     """The footpath for walking, the trail for driving, a wide and a narrow loop for drones, viewpoints."""
     speed = scene.movers[-1].speed
-    phases = sorted(mover.phase % trail.length for mover in scene.movers if mover.route is trail)
-    gaps = np.diff([*phases, phases[0] + trail.length])
-    free = phases[int(gaps.argmax())] + gaps.max() / 2
+    phases = np.array([mover.phase for mover in scene.movers if mover.route is trail])
+    places = trail.length * np.arange(12) / 12
+    apart = np.abs((places[:, None] - phases + trail.length / 2) % trail.length - trail.length / 2).min(1)
+    free = places[apart > 14.0]
     scene.rails.append(Rail(walk, (1.1, 2.2), (1.5, 2.3), weight=3.0, clearance=0.4))
-    scene.rails.append(Rail(trail, (speed, speed), (1.4, 2.2), ("heading",), traffic=(speed, free), weight=2.0))
+    for place in free:
+        scene.rails.append(
+            Rail(trail, (speed, speed), (1.4, 2.2), ("heading",), traffic=(speed, float(place)), weight=2.0 / len(free))
+        )
     for factor in (0.5, 0.7, 1.2):
         line = trail.points[::4, :2] * factor
         ground = terrain.at(line[:, 0], line[:, 1])
@@ -474,10 +502,15 @@ def _rails(scene: Scene, terrain: Terrain, trail: Route, walk: Route) -> None:
         scene.rails.append(Rail(route, (2.0, 4.0), (13.0, 17.0), clearance=0.6, weight=0.3))
 
 
-def _captions(season: str, trees: int, rocks: int, cabins: int, pond: bool, vehicle: str, rolling: int) -> tuple[str, ...]:
+def _captions(season: str, trees: int, rocks: int, sites: Sites, vehicle: str) -> tuple[str, ...]:
     wood = "woods" if trees > 30 else "scattered trees"
-    things = ["rocks" if rocks > 8 else "", {0: "", 1: "a cabin"}.get(cabins, "cabins"), "a pond" if pond else "",
-              f"{vehicle} on a trail", "rolling balls" if rolling else ""]  # fmt: skip
+    things = [
+        "rocks" if rocks > 8 else "",
+        {0: "", 1: "a cabin"}.get(len(sites.cabins), "cabins"),
+        "a pond" if sites.pond else "",
+        f"{vehicle} on a trail",
+        "rolling balls" if sites.hollows else "",
+    ]
     things = [thing for thing in things if thing]
     listed = ", ".join(things[:-1]) + f" and {things[-1]}" if len(things) > 1 else things[0]
     return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 
 import mujoco
@@ -80,10 +81,12 @@ def _parse(path: Path) -> ElementTree.Element:
     try:
         return ElementTree.fromstring(path.read_bytes())
     except ElementTree.ParseError as error:
-        raise WorldError(f"{path.name} is not well-formed XML ({error}); expected a model file. Mend it first.") from error
+        raise WorldError(
+            f"{path.name} is not well-formed XML ({error}); expected a model file. Mend it first."
+        ) from error
 
 
-def _world(path: Path, parse, fps: float) -> World:
+def _world(path: Path, parse: Callable[[], mujoco.MjSpec], fps: float) -> World:
     try:
         model = parse().compile()
     except (ValueError, mujoco.FatalError) as error:

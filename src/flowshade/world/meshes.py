@@ -34,12 +34,13 @@ class Mesh:
         turn = rotation_z(yaw)
         return Mesh(self.vertices @ turn.T + np.asarray(position), self.normals @ turn.T, self.uv, self.faces)
 
-    def scaled(self, factors: float | Sequence[float]) -> Mesh:
-        factors = np.broadcast_to(np.asarray(factors, float), 3)
-        return Mesh(self.vertices * factors, _unit(self.normals / factors), self.uv, self.faces)
+    def scaled(self, factor: float) -> Mesh:
+        """Larger by a factor about the origin."""
+        return Mesh(self.vertices * factor, self.normals, self.uv, self.faces)
 
 
 def rotation_z(yaw: float) -> Floats:
+    """[3, 3] turn about +Z by `yaw` radians."""
     c, s = np.cos(yaw), np.sin(yaw)
     return np.array([[c, -s, 0.0], [s, c, 0.0], [0.0, 0.0, 1.0]])
 
@@ -58,12 +59,13 @@ def _cross(a: Floats, b: Floats) -> Floats:
 
 
 def join(meshes: Sequence[Mesh]) -> Mesh:
+    """One mesh of several."""
     offsets = np.cumsum([0, *(len(mesh.vertices) for mesh in meshes)])
     return Mesh(
         np.concatenate([mesh.vertices for mesh in meshes]),
         np.concatenate([mesh.normals for mesh in meshes]),
         np.concatenate([mesh.uv for mesh in meshes]),
-        np.concatenate([mesh.faces + offset for mesh, offset in zip(meshes, offsets[:-1], strict=True)]).astype(np.int32),
+        np.concatenate([m.faces + start for m, start in zip(meshes, offsets[:-1], strict=True)]).astype(np.int32),
     )
 
 
@@ -119,9 +121,7 @@ def wall_with_openings(x: Floats, z: Floats, depth: float, tile: float) -> tuple
 
     def row_by_row(left: Floats, right: Floats, y: float) -> Floats:
         count = len(left)
-        return _wall_quads(
-            np.tile(left, rows), np.tile(right, rows), y, np.repeat(low, count), np.repeat(high, count)
-        )
+        return _wall_quads(np.tile(left, rows), np.tile(right, rows), y, np.repeat(low, count), np.repeat(high, count))
 
     whole = np.ones(rows + 1)
     bands = _wall_quads(x[0] * whole, x[-1] * whole, 0.0, z[0::2], z[1::2])  # between the rows
@@ -252,16 +252,19 @@ def _icosphere(subdivisions: int) -> tuple[Floats, NDArray[np.int32]]:
     vertices = [(-1, t, 0), (1, t, 0), (-1, -t, 0), (1, -t, 0), (0, -1, t), (0, 1, t)]
     vertices += [(0, -1, -t), (0, 1, -t), (t, 0, -1), (t, 0, 1), (-t, 0, -1), (-t, 0, 1)]
     faces = np.array(
-        "0 11 5 0 5 1 0 1 7 0 7 10 0 10 11 1 5 9 5 11 4 11 10 2 10 7 6 7 1 8 "
-        "3 9 4 3 4 2 3 2 6 3 6 8 3 8 9 4 9 5 2 4 11 6 2 10 8 6 7 9 8 1".split(),
+        [
+            [0, 11, 5], [0, 5, 1], [0, 1, 7], [0, 7, 10], [0, 10, 11], [1, 5, 9], [5, 11, 4], [11, 10, 2], [10, 7, 6],
+            [7, 1, 8], [3, 9, 4], [3, 4, 2], [3, 2, 6], [3, 6, 8], [3, 8, 9], [4, 9, 5], [2, 4, 11], [6, 2, 10],
+            [8, 6, 7], [9, 8, 1],
+        ],
         np.int32,
-    ).reshape(-1, 3)
+    )  # fmt: skip
     points = _unit(np.array(vertices, float))
     for _ in range(subdivisions):
         edges = np.sort(np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]]), axis=1)
         unique, inverse = np.unique(edges, axis=0, return_inverse=True)
         middle = (len(points) + inverse.reshape(3, -1)).astype(np.int32)  # [3, F]: ab, bc, ca
-        points = np.concatenate([points, _unit(points[unique].sum(1))])
+        points = np.concatenate([points, _unit(points[unique[:, 0]] + points[unique[:, 1]])])
         a, b, c = faces.T
         ab, bc, ca = middle
         faces = np.concatenate([np.stack(f, -1) for f in ((a, ab, ca), (b, bc, ab), (c, ca, bc), (ab, bc, ca))])
@@ -272,13 +275,18 @@ def vertex_normals(vertices: Floats, faces: NDArray[np.int32]) -> Floats:
     """Area-weighted smooth normals [V, 3]."""
     corner = vertices[faces]
     face_normals = _cross(corner[:, 1] - corner[:, 0], corner[:, 2] - corner[:, 0])
-    total = np.stack([np.bincount(faces.ravel(), np.repeat(axis, 3), len(vertices)) for axis in face_normals.T], -1)
-    return _unit(total)
+    total = [np.bincount(faces.ravel(), np.repeat(axis, 3), len(vertices)) for axis in face_normals.T]
+    return _unit(np.stack(total, -1).astype(float, copy=False))
 
 
 def blob(
-    rng: np.random.Generator, size: Sequence[float], bumps: float = 0.2, frequency: float = 2.5, detail: int = 2,
-    tiles: float = 2.0, flat: bool = False,
+    rng: np.random.Generator,
+    size: Sequence[float] | Floats,
+    bumps: float = 0.2,
+    frequency: float = 2.5,
+    detail: int = 2,
+    tiles: float = 2.0,
+    flat: bool = False,
 ) -> Mesh:
     """A bumpy ellipsoid: tree crowns (smooth) and rocks (`flat` facets).
 
@@ -338,7 +346,7 @@ def tufts(rng: np.random.Generator, roots: Floats, height: float, blades: int = 
     tip[:, 2] += height * rng.uniform(0.5, 1.2, len(base))
     base = base + 0.08 * out - [0, 0, 0.05]
     corners = np.stack([base - side, base + side, tip], 1)  # [N, 3, 3]
-    normals = _unit(out + [0, 0, 0.5])
+    normals = _unit(out + np.array([0, 0, 0.5]))
     uv = np.broadcast_to([[0.0, 0.0], [0.1, 0.0], [0.05, 1.0]], (len(base), 3, 2)) + rng.random((len(base), 1, 2))
     faces = np.arange(3 * len(base)).reshape(-1, 3).astype(np.int32)
     return Mesh(corners.reshape(-1, 3), np.repeat(normals, 3, 0), uv.reshape(-1, 2), faces)

@@ -10,7 +10,7 @@ import numpy as np
 from flowshade.world import meshes, textures
 from flowshade.world.camera import DETAIL_GROUP, KeepOut
 from flowshade.world.meshes import Mesh
-from flowshade.world.motion import Floats, Kick, Route
+from flowshade.world.motion import Kick, Route
 from flowshade.world.scene import Place, Scene
 from flowshade.world.textures import Colour
 
@@ -49,20 +49,24 @@ class Palette:
     crowns: tuple[str, ...]
     """Tree crown meshes, about one metre in radius times the size they were made for."""
     foliage: tuple[str, ...]
+    """For flat and small things, which bring texture coordinates."""
+    canopy: tuple[str, ...]
+    """The same leaves seen from the middle of a crown, so that they are not drawn out at its sides."""
     firs: tuple[str, ...]
     needles: str
     lamp_posts: tuple[str, ...]
 
 
 def make_palette(scene: Scene, leaf: Colour, variety: int = 4) -> Palette:
+    """Draws what a world's props share; `variety` tree crowns, with leaves near the colour `leaf`."""
     rng = scene.rng
     lamp = scene.pick(LAMP_LIGHT)
     boards = textures.planks(rng, scene.vary((0.58, 0.42, 0.27)))
     bark = textures.mottled(rng, scene.vary((0.36, 0.27, 0.19)), contrast=0.5, cells=8)
     crowns = tuple(scene.mesh(_crown(rng)) for _ in range(variety))
-    foliage = tuple(
-        scene.material(texture=textures.leaves(rng, scene.vary(leaf, 0.05)), roughness=0.85) for _ in range(2)
-    )
+    pictures = [textures.leaves(rng, scene.vary(leaf, 0.05)) for _ in range(2)]
+    foliage = tuple(scene.material(texture=picture, roughness=0.85) for picture in pictures)
+    canopy = tuple(scene.material(texture=picture, roughness=0.85, cube=True) for picture in pictures)
     needles = scene.material(texture=textures.leaves(rng, scene.vary((0.13, 0.27, 0.17), 0.03)), roughness=0.9)
     return Palette(
         metal=scene.material(scene.vary((0.50, 0.52, 0.54)), metallic=1.0, roughness=0.35),
@@ -78,6 +82,7 @@ def make_palette(scene: Scene, leaf: Colour, variety: int = 4) -> Palette:
         lamp=scene.material(lamp, roughness=0.4, emission=4.0),
         crowns=crowns,
         foliage=foliage,
+        canopy=canopy,
         firs=tuple(scene.mesh(_fir(rng)) for _ in range(2)),
         needles=needles,
         lamp_posts=tuple(scene.mesh(_lamp_mesh(style)) for style in range(3)),
@@ -118,7 +123,7 @@ def tree(scene: Scene, palette: Palette, position: Sequence[float], tall: float 
     place = scene.place("tree", position, rng.uniform(0, 2 * np.pi))
     radius = rng.uniform(0.11, 0.2)
     scene.rod(place, "cylinder", radius, (0, 0, -0.3), (0, 0, trunk + 0.6), palette.bark)
-    leaf = scene.pick(palette.foliage)
+    leaf = scene.pick(palette.canopy)
     if rng.random() < 0.75:
         scene.shape(place, scene.pick(palette.crowns), leaf, (0, 0, trunk + 1.4), rng.uniform(0, 6))
         return
@@ -129,16 +134,18 @@ def tree(scene: Scene, palette: Palette, position: Sequence[float], tall: float 
 
 
 def fir(scene: Scene, palette: Palette, position: Sequence[float]) -> None:
+    """A conifer, 5 to 8 m tall."""
     place = scene.place("fir", position, scene.rng.uniform(0, 2 * np.pi))
     scene.rod(place, "cylinder", 0.16, (0, 0, -0.4), (0, 0, 2.2), palette.bark)
     scene.shape(place, scene.pick(palette.firs), palette.needles)
 
 
 def bush(scene: Scene, palette: Palette, position: Sequence[float]) -> None:
+    """A low lump of leaves."""
     rng = scene.rng
     place = scene.place("bush", position, rng.uniform(0, 6))
     mesh = meshes.blob(rng, rng.uniform(0.35, 0.8, 3) * [1.2, 1.2, 1.0], 0.2, 3.0, 2, 2.0)
-    scene.shape(place, mesh, scene.pick(palette.foliage), (0, 0, 0.3))
+    scene.shape(place, mesh, scene.pick(palette.canopy), (0, 0, 0.3))
 
 
 # Street furniture ----------------------------------------------------------------------------------------------
@@ -185,6 +192,7 @@ def bench(scene: Scene, palette: Palette, position: Sequence[float], yaw: float)
 
 
 def bin_(scene: Scene, palette: Palette, position: Sequence[float]) -> None:
+    """A round litter bin with a domed lid."""
     place = scene.place("bin", position)
     body = scene.material(scene.vary(scene.pick(((0.15, 0.35, 0.22), (0.28, 0.30, 0.33), (0.20, 0.28, 0.45)))),
                           roughness=0.5)  # fmt: skip
@@ -193,17 +201,19 @@ def bin_(scene: Scene, palette: Palette, position: Sequence[float]) -> None:
 
 
 def bollard(scene: Scene, palette: Palette, position: Sequence[float]) -> None:
+    """A short post with a bright ring."""
     place = scene.place("bollard", position)
     scene.solid(place, "capsule", (0.09, 0.4), (0, 0, 0.42), palette.dark_metal, collide=True)
     scene.solid(place, "cylinder", (0.093, 0.05), (0, 0, 0.7), palette.bright_metal)
 
 
 def planter(scene: Scene, palette: Palette, position: Sequence[float], yaw: float) -> None:
+    """A tub with a shrub."""
     place = scene.place("planter", position, yaw)
     tub = scene.material(scene.vary(scene.pick(((0.62, 0.60, 0.56), (0.62, 0.34, 0.22), (0.30, 0.30, 0.32)))))
     scene.solid(place, "box", (0.75, 0.3, 0.27), (0, 0, 0.27), tub, collide=True)
     shrub = meshes.blob(scene.rng, (0.68, 0.3, 0.35), 0.2, 4.0, 2, 2.0)
-    scene.shape(place, shrub, scene.pick(palette.foliage), (0, 0, 0.62))
+    scene.shape(place, shrub, scene.pick(palette.canopy), (0, 0, 0.62))
 
 
 def sign(scene: Scene, palette: Palette, position: Sequence[float], yaw: float) -> None:
@@ -247,7 +257,8 @@ def crate_pile(scene: Scene, palette: Palette, position: Sequence[float], yaw: f
         put(k * 1.15 * size, size / 2 + 0.01, size, rng.uniform(-0.1, 0.1))
     side = rng.choice([-1, 1])
     for k in range(int(rng.integers(1, 3))):
-        put(side * size * rng.uniform(0.2, 1.3), size * (2.0 + 1.4 * k), size * rng.uniform(0.6, 0.9), rng.uniform(0, 1.5))
+        edge = size * rng.uniform(0.6, 0.9)
+        put(side * size * rng.uniform(0.2, 1.3), size * (2.0 + 1.4 * k), edge, rng.uniform(0, 1.5))
     scene.keep_out.append(KeepOut((x, y), 1.3, z + 3.0))
 
 
@@ -296,7 +307,8 @@ def toys(scene: Scene, position: Sequence[float], count: int, spread: float) -> 
         if kind == "cone":
             scene.shape(place, meshes.cone(size, 2.2 * size), material)
         elif kind == "rock":
-            scene.shape(place, meshes.blob(rng, (size, size, size), 0.15, 2.0, 2, 1.0, flat=True), material, (0, 0, 0.6 * size))
+            lump = meshes.blob(rng, (size, size, size), 0.15, 2.0, 2, 1.0, flat=True)
+            scene.shape(place, lump, material, (0, 0, 0.6 * size))
         else:
             _toy_primitive(scene, place, kind, size, material)
 
@@ -372,13 +384,14 @@ def make_car_shape(scene: Scene) -> CarShape:
     top = np.array([[b - 0.06, roof - 0.05], [b, roof + 0.03], [c, roof + 0.03], [c + 0.08, roof - 0.05]])
     side = np.array([[x, s * y, 0.68] for x, s, y in ((h - 0.03, -1, 0.66), (h - 0.03, 1, 0.66))])
     axles = [(x * length, 0, wheel) for x in (-0.31, 0.32)]
-    wheels = [meshes.drum(wheel, 0.25).moved((x, s * (width / 2 - 0.115), z)) for x, _, z in axles for s in (-1, 1)]
+    tyre, hub = meshes.drum(wheel, 0.25), meshes.drum(0.58 * wheel, width + 0.05)
+    wheels = [tyre.moved((x, s * (width / 2 - 0.115), z)) for x, _, z in axles for s in (-1, 1)]
     bumpers = meshes.boxes(np.array([[h - 0.02, 0, 0.42], [-h + 0.02, 0, 0.42]]), np.array([0.2, width * 0.9, 0.16]))
     pillars = _pillars(a, b, c, d, belt, roof, width)
     return CarShape(
         body=scene.mesh(meshes.join([meshes.extrude(lower, wide), meshes.extrude(top, width * 0.76), pillars])),
         cabin=scene.mesh(meshes.extrude(glass, narrow)),
-        hubs=scene.mesh(meshes.join([meshes.drum(0.58 * wheel, width + 0.05).moved(at) for at in axles])),
+        hubs=scene.mesh(meshes.join([hub.moved(at) for at in axles])),
         front=scene.mesh(meshes.boxes(side, np.array([0.12, 0.36, 0.14]))),
         rear=scene.mesh(meshes.boxes(side * [-1, 1, 1.05], np.array([0.12, 0.3, 0.16]))),
         trim=scene.mesh(meshes.join([bumpers, *wheels])),
@@ -443,4 +456,3 @@ def walker(scene: Scene, route: Route, phase: float, speed: float) -> None:
 
 def _shoe(scene: Scene) -> str:
     return scene.material((0.10, 0.08, 0.07), roughness=0.6)
-

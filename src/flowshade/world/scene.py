@@ -58,9 +58,8 @@ class Scene:
 
     def compile(self) -> mujoco.MjModel:
         """Compiles what has been added."""
-        place = self.place("details") if self._batches else None
         for material, parts in self._batches.items():
-            self.shape(place, join(parts), material, group=DETAIL_GROUP)
+            self.shape(self.place("detail"), join(parts), material, group=DETAIL_GROUP)
         self._batches.clear()
         return self.spec.compile()
 
@@ -153,7 +152,8 @@ class Scene:
         return Place(body, name)
 
     def solid(
-        self, place: Place, shape: str, size: Sequence[float], position: Sequence[float], material: str | None, *,
+        self, place: Place, shape: str, size: Sequence[float] | NDArray, position: Sequence[float],
+        material: str | None, *,
         quat: Sequence[float] = (1, 0, 0, 0), collide: bool = False, mass: float | None = None, hidden: bool = False,
         roll: float = 0.0001,
     ) -> None:  # fmt: skip

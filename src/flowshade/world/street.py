@@ -24,6 +24,9 @@ LEAVES: tuple[tuple[str, Colour], ...] = (
 )  # fmt: skip
 
 
+PAVING: tuple[Colour, ...] = ((0.62, 0.60, 0.57), (0.55, 0.50, 0.45), (0.48, 0.48, 0.50), (0.66, 0.56, 0.46))
+
+
 @dataclass(frozen=True)
 class Layout:
     """The measures of a street. `along` runs from -HALF_LENGTH to HALF_LENGTH; lateral is positive to the left."""
@@ -63,6 +66,7 @@ class Layout:
 
 
 def draw_layout(rng: np.random.Generator) -> Layout:
+    """Draws the measures of a street."""
     return Layout(
         bend=float(rng.choice([0.0, 1.0]) * rng.uniform(2, 9)),
         wave=float(rng.uniform(24, 40)),
@@ -105,8 +109,9 @@ def _ground(scene: Scene, layout: Layout) -> None:
                           repeat=(60, 60))  # fmt: skip
     scene.ground(180, 0.0, lawn)
     tone = rng.uniform(0.2, 0.38)
-    asphalt = scene.material(texture=textures.speckle(rng, (tone, tone, tone * 1.03)), roughness=float(rng.uniform(0.7, 0.95)))
-    paving_colour = scene.vary(scene.pick(((0.62, 0.60, 0.57), (0.55, 0.50, 0.45), (0.48, 0.48, 0.50), (0.66, 0.56, 0.46))))
+    tar = textures.speckle(rng, (tone, tone, tone * 1.03))
+    asphalt = scene.material(texture=tar, roughness=float(rng.uniform(0.7, 0.95)))
+    paving_colour = scene.vary(scene.pick(PAVING))
     rows = int(rng.choice([2, 4, 6]))
     picture = (textures.slabs(rng, paving_colour, rows=rows, columns=int(rng.choice([2, 4]))) if rng.random() < 0.7
                else textures.bricks(rng, paving_colour, (0.4, 0.38, 0.36), rows=10, columns=5))  # fmt: skip
@@ -129,18 +134,26 @@ def _ground(scene: Scene, layout: Layout) -> None:
 
 
 def _markings(scene: Scene, layout: Layout) -> list[meshes.Mesh]:
+    """A broken middle line, lines along the parking strips, and zebra crossings."""
     dashes = np.arange(-HALF_LENGTH, HALF_LENGTH - 2, 6.0)
-    strips = [meshes.ribbon(layout.point(np.array([s, s + 1.25, s + 2.5]), 0), 0.07, -0.07, 0.02, 1.0) for s in dashes]
+    strips = [_stripes(layout, dashes, 2.5, np.zeros_like(dashes), 0.14)]
     full = np.linspace(-HALF_LENGTH, HALF_LENGTH, 60)
     if layout.parking:
         for side in (-1, 1):
             strips.append(meshes.ribbon(layout.point(full, side * layout.lane), 0.06, -0.06, 0.02, 1.0))
     for _ in range(int(scene.rng.integers(0, 3))):
-        s = scene.rng.uniform(-0.7, 0.7) * HALF_LENGTH
-        for lateral in np.arange(-layout.road + 0.5, layout.road - 0.4, 1.0):
-            crossing = layout.point(np.array([s, s + 1.5, s + 3.0]), lateral)
-            strips.append(meshes.ribbon(crossing, 0.25, -0.25, 0.024, 1.0))
+        lateral = np.arange(-layout.road + 0.5, layout.road - 0.4, 1.0)
+        start = np.full_like(lateral, scene.rng.uniform(-0.7, 0.7) * HALF_LENGTH)
+        strips.append(_stripes(layout, start, 3.0, lateral, 0.5))
     return strips
+
+
+def _stripes(layout: Layout, along: Floats, length: float, lateral: Floats, width: float) -> meshes.Mesh:
+    """Flat painted rectangles that start at `along` [N] and are centred on `lateral` [N]."""
+    right, left = lateral - width / 2, lateral + width / 2
+    corners = [(along, right), (along + length, right), (along + length, left), (along, left)]
+    flat = np.stack([layout.point(s, offset) for s, offset in corners], 1)  # [N, 4, 2]
+    return meshes.quads(np.concatenate([flat, np.full((*flat.shape[:2], 1), 0.022)], -1))
 
 
 def _rows(scene: Scene, layout: Layout, palette: props.Palette) -> tuple[set[str], list[Floats]]:
@@ -270,10 +283,10 @@ def traffic_route(layout: Layout) -> Route:
 
 
 def _traffic(scene: Scene, layout: Layout, palette: props.Palette, shapes: list[props.CarShape]) -> int:
-    """Cars at one speed in evenly spaced places of one loop; place 0 stays free for a camera."""
+    """Cars at one speed in evenly spaced places of one loop; cameras may have the places that stay free."""
     rng = scene.rng
     route = traffic_route(layout)
-    speed = float(rng.uniform(5, 9))
+    speed = float(rng.uniform(4, 7))
     places = 9
     taken = [k for k in range(1, places) if rng.random() < 0.2 + 0.45 * layout.busy][:4]
     for k in taken:
@@ -281,9 +294,13 @@ def _traffic(scene: Scene, layout: Layout, palette: props.Palette, shapes: list[
         props.car(scene, palette, scene.pick(shapes), place, True)
         phase = route.length * (k + rng.uniform(-0.15, 0.15)) / places
         scene.follow(place, route, speed, phase, radius=2.4, height=2.3)
-    scene.rails.append(
-        Rail(route, (speed, speed), (1.3, 1.9), ("heading",), traffic=(speed, 0.0), clearance=0.5, weight=2.0)
-    )
+    free = [k for k in range(places) if k not in taken]
+    for k in free:
+        phase = route.length * k / places
+        scene.rails.append(
+            Rail(route, (speed, speed), (1.3, 1.9), ("heading",), traffic=(speed, phase), clearance=0.5,
+                 weight=2.0 / len(free))
+        )  # fmt: skip
     return len(taken)
 
 
@@ -388,7 +405,8 @@ def _rails(scene: Scene, layout: Layout, moving: int) -> None:
             rail = Rail(loop(lateral, 0.2, HALF_LENGTH - 10), (1.1, 1.9), (1.4, 1.9), axis=axis, spread=0.5)
             scene.rails.append(rail)
         short = loop(side * (layout.road + 0.4 * layout.pavement), 0.25, 18.0)
-        scene.rails.append(Rail(short, (0.5, 1.2), (1.3, 2.2), ("fixed", "swing"), axis=axis - side * np.pi / 2, spread=0.9))
+        across = axis - side * np.pi / 2
+        scene.rails.append(Rail(short, (0.5, 1.2), (1.3, 2.2), ("fixed", "swing"), axis=across, spread=0.9))
     scene.rails.append(Rail(loop(0.0, 2.0, HALF_LENGTH), (2.0, 4.0), (11.0, 15.0), axis=axis, spread=0.4, weight=0.5))
     for half in (0.8, 2.2):
         drone = loop(0.0, half, HALF_LENGTH - 6)
@@ -396,7 +414,8 @@ def _rails(scene: Scene, layout: Layout, moving: int) -> None:
 
 
 def _captions(layout: Layout, kinds: set[str], cars: int, trees: int, leaf: str, people: int) -> tuple[str, ...]:
-    names = {"brick": "brick houses", "plaster": "painted houses", "concrete": "concrete blocks", "glass": "glass fronts"}
+    names = {"brick": "brick houses", "plaster": "painted houses", "concrete": "concrete blocks",
+             "glass": "glass fronts"}  # fmt: skip
     built = " and ".join(names[kind] for kind in sorted(kinds)[:2]) or "open lots"
     size = {2: "quiet", 3: "small-town", 5: "town", 8: "city"}[layout.tallest]
     things = [f"{'a few' if cars < 5 else 'many'} cars" if cars else "", f"{leaf} trees" if trees > 1 else "",

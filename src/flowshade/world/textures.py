@@ -18,7 +18,13 @@ def _image(values: NDArray[np.floating]) -> Image:
     return (np.clip(values, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
-def noise(rng: np.random.Generator, n: int, cells: int) -> NDArray[np.float32]:
+def darker(colour: Colour, factor: float) -> Colour:
+    """A colour with every channel scaled."""
+    r, g, b = (factor * c for c in colour)
+    return r, g, b
+
+
+def noise(rng: np.random.Generator, n: int, cells: int) -> NDArray:
     """Smooth periodic value noise, [n, n], about [-1, 1], with `cells` bumps across the tile."""
     grid = rng.uniform(-1, 1, (cells, cells)).astype(np.float32)
     position = (np.arange(n, dtype=np.float32) + 0.5) * cells / n

@@ -1,0 +1,150 @@
+"""Recording: one frame at a time, on the world's clock, without touching its dynamics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from flowshade.gbuffer.io import open_clip
+from flowshade.gbuffer.look import LOOKS
+from flowshade.gbuffer.record import record, record_clip
+from flowshade.gbuffer.trace import Tracer
+from flowshade.types import CHANNELS, CORE_CHANNELS
+from flowshade.world import World, camera_at, load_mjcf, make_world, step
+
+SIZE = (24, 40)
+
+DROP = """<mujoco><worldbody><geom type="plane" size="5 5 .1" pos="0 0 -1"/>
+<body pos="0 0 3"><freejoint/><geom type="sphere" size=".5" rgba="1 0 0 1"/></body></worldbody></mujoco>"""
+
+
+@pytest.fixture(scope="module")
+def street() -> World:
+    return make_world("street", 2)
+
+
+def value(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor
+
+
+def test_frames_come_one_at_a_time_with_everything(street: World) -> None:
+    frames = list(record(street, frames=3, fps=24, size=SIZE, look=LOOKS["sunny"]))
+    assert len(frames) == 3
+    for number, (gbuffer, rgb) in enumerate(frames):
+        assert list(gbuffer.channels()) == list(CHANNELS)
+        assert (gbuffer.frames, gbuffer.size) == (1, SIZE)
+        assert rgb is not None
+        assert rgb.shape == (1, 3, *SIZE)
+        assert 0 <= rgb.min() <= rgb.max() <= 1
+        assert rgb.std() > 0.02
+        for name in CORE_CHANNELS:
+            if name != "depth":
+                assert gbuffer.channels()[name].isfinite().all(), name
+        depth = value(gbuffer.depth)
+        assert (depth > 0.2).all()
+        assert depth.isfinite().float().mean() > 0.3
+        expected = camera_at(street.camera_path, [number / 24], *SIZE)
+        assert gbuffer.camera is not None
+        assert torch.equal(gbuffer.camera.pose, expected.pose)
+    assert value(frames[0][0].motion).abs().max() < 1e-4
+    assert value(frames[1][0].motion).abs().max() > 0.01
+    assert not torch.equal(value(frames[0][0].depth), value(frames[2][0].depth))
+
+
+def test_no_look_no_picture(street: World) -> None:
+    _, rgb = next(record(street, frames=1, fps=24, size=SIZE))
+    assert rgb is None
+
+
+def test_same_seed_same_frames(street: World) -> None:
+    one, other = (list(record(street, frames=2, fps=24, size=SIZE, look=LOOKS["night"], seed=5)) for _ in range(2))
+    for (a, rgb_a), (b, rgb_b) in zip(one, other, strict=True):
+        assert torch.equal(value(rgb_a), value(rgb_b))
+        for name, channel in a.channels().items():
+            assert torch.equal(channel, b.channels()[name]), name
+
+
+def test_the_world_moves_as_if_nobody_looked(street: World) -> None:
+    """The tenth recorded frame is what one sees after ten steps without a tracer, in any look."""
+    *_, last = record(street, frames=10, fps=30, size=SIZE, look=LOOKS["fog"])
+    data = street.reset()
+    for _ in range(9):
+        step(street, data)
+    tracer = Tracer(street.model, size=SIZE)
+    tracer.update(data)
+    alone = tracer.gbuffer(camera_at(street.camera_path, [9 / 30], *SIZE))
+    for name in ("albedo", "normal", "depth", "instance"):
+        assert torch.equal(last[0].channels()[name], alone.channels()[name]), name
+
+
+def test_things_fall_on_the_clock_of_the_recording(tmp_path: Path) -> None:
+    """A ball falls 4.905 t^2 whatever the frame rate; its top is seen to sink by that much."""
+    path = tmp_path / "drop.xml"
+    path.write_text(DROP)
+    world = load_mjcf(path)
+    for fps, frames in ((10.0, 4), (40.0, 13)):
+        heights = []
+        for gbuffer, _ in record(world, frames=frames, fps=fps, size=(96, 96)):
+            assert gbuffer.camera is not None
+            red = (value(gbuffer.albedo)[0, 0] > 0.5) & (value(gbuffer.albedo)[0, 1] < 0.2)
+            points = gbuffer.camera.rays(96, 96)[0]
+            z_axis = gbuffer.camera.pose[0, :3, 2]
+            planar = -(points * z_axis[:, None, None]).sum(0)
+            world_z = gbuffer.camera.pose[0, 2, 3] + points[2] * value(gbuffer.depth)[0, 0] / planar
+            heights.append(float(world_z[red].max()))
+        time = (frames - 1) / fps
+        assert heights[0] - heights[-1] == pytest.approx(9.81 / 2 * time**2, abs=0.05)
+
+
+def test_another_path_is_another_view(street: World) -> None:
+    path = street.path(99)
+    gbuffer, _ = next(record(street, frames=1, fps=24, size=SIZE, path=path))
+    assert gbuffer.camera is not None
+    np.testing.assert_allclose(gbuffer.camera.pose[0].numpy(), path.pose(0.0), atol=1e-5)
+
+
+@pytest.mark.parametrize(("options", "message"), [({"frames": 0}, "frames=0"), ({"fps": 0.0}, "fps=0"),
+                                                  ({"size": (0, 5)}, "size")])  # fmt: skip
+def test_impossible_requests_fail_at_once(street: World, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        record(street, **{"frames": 2, "fps": 24.0, "size": SIZE, **options})
+
+
+def test_a_clip_folder_tells_where_it_came_from(street: World, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    out = record_clip(
+        street, tmp_path / "clip", seconds=0.125, fps=24, size=SIZE, look="sunset",
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    with open_clip(out) as reader:
+        assert len(reader) == 3
+        assert reader.info.caption == street.description
+        assert reader.info.has_reference
+        assert reader.info.has_camera
+        clip = reader.read(0, 3)
+    first, _ = next(record(street, frames=1, fps=24, size=SIZE))
+    torch.testing.assert_close(value(clip.depth)[:1], value(first.depth))
+    torch.testing.assert_close(value(clip.albedo)[:1], value(first.albedo), atol=1e-3, rtol=1e-3)
+    manifest = (out / "clip.json").read_text()
+    for text in ('"street"', '"seed": 2', '"sunset"', LOOKS["sunset"].caption()):
+        assert text in manifest, text
+
+
+def test_a_clip_that_cannot_be_made_leaves_nothing(street: World, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown look 'mars'; expected one of sunny"):
+        record_clip(street, tmp_path / "a", seconds=1, look="mars")
+    with pytest.raises(ValueError, match="at least one frame"):
+        record_clip(street, tmp_path / "a", seconds=0.001)
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        record_clip(street, tmp_path / "a", seconds=1, size=SIZE, progress=stop)
+    assert list(tmp_path.iterdir()) == []
