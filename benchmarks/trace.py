@@ -121,8 +121,9 @@ def measure(world: World, size: tuple[int, int], device: torch.device, args: arg
         results.append(
             Result(
                 hardware=machine(device, args.threads), date=date.today().isoformat(), world=world.name,
-                triangles=tracer.triangles, geoms=world.model.ngeom, size=size, samples=args.samples, what=what, frames=frames,
-                frames_per_second=together, median_ms=float(np.median(each)), p99_ms=float(np.percentile(each, 99)),
+                triangles=tracer.triangles, geoms=world.model.ngeom, size=size, samples=args.samples,
+                what=what, frames=frames, frames_per_second=together,
+                median_ms=float(np.median(each)), p99_ms=float(np.percentile(each, 99)),
             )
         )  # fmt: skip
     return results

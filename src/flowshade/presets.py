@@ -8,7 +8,7 @@ from flowshade.renderer.memory import HistoryBand
 from flowshade.renderer.renderer import RendererConfig
 from flowshade.renderer.transformer import TransformerConfig
 from flowshade.training.pool import ClipSpec
-from flowshade.training.stages import StageConfig
+from flowshade.training.stages import StageConfig, StageName
 from flowshade.training.trainer import TrainConfig
 
 
@@ -57,7 +57,7 @@ def debug_picture_encoder() -> PictureEncoderConfig:
 
 def debug_training() -> TrainConfig:
     """Every stage on two CPU cores in about a minute."""
-    stages = (("codec", 40), ("regression", 30), ("flow", 30), ("rollout", 30))
+    stages: tuple[tuple[StageName, int], ...] = (("codec", 40), ("regression", 30), ("flow", 30), ("rollout", 30))
     return TrainConfig(
         name="debug",
         renderer=debug_renderer(),
@@ -84,8 +84,8 @@ def compact_training() -> TrainConfig:
         stages=(
             StageConfig(name="codec", steps=6000, seconds=160, batch=8, latents=4, learning_rate=1e-3, switch=0.0),
             StageConfig(name="regression", steps=4000, seconds=120, batch=4, learning_rate=6e-4),
-            StageConfig(name="flow", steps=10000, seconds=240, batch=6, learning_rate=5e-4),
-            StageConfig(name="rollout", steps=20000, seconds=480, batch=24, learning_rate=4e-4),
+            StageConfig(name="flow", steps=10000, seconds=150, batch=6, learning_rate=5e-4),
+            StageConfig(name="rollout", steps=20000, seconds=700, batch=24, learning_rate=6e-4),
         ),
         clips=ClipSpec(),
         capacity=800,

@@ -30,7 +30,6 @@ _ELLIPSOID = wp.constant(ELLIPSOID)
 _CYLINDER = wp.constant(CYLINDER)
 _BOX = wp.constant(BOX)
 _MISS = wp.constant(1.0e30)
-_LEVELS = wp.constant(16)
 MAX_LEVELS = 16
 """Most mip levels of a texture."""
 

@@ -19,7 +19,6 @@ from flowshade.gbuffer.kernels import (
     Hits,
     Material,
     Scene,
-    Surface,
     View,
     camera_ray,
     centre_hit,
@@ -35,13 +34,10 @@ from flowshade.gbuffer.kernels import (
 wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 
 mat93 = wp.types.matrix(shape=(9, 3), dtype=wp.float32)
-MAX_LAMPS = 16
-"""Lamps that one surface point is lit by, at most."""
 
 _MISS = wp.constant(1.0e30)
-_TILE = wp.constant(16)
-_LAMP_REACH = wp.constant(22.0)
-_LAMP_GAIN = wp.constant(15.0)
+_LAMP_REACH = wp.constant(22.0)  # metres
+_LAMP_GAIN = wp.constant(15.0)  # emission of 1 reads as a dim bulb, 4 as a street lamp
 _NOISE = wp.constant(256)
 _STARS = wp.constant(768)
 
@@ -643,4 +639,4 @@ def compose(
         rgb[c * count + i] = total[c] / float(samples)
 
 
-__all__ = ["Light", "Lit", "Surface", "compose", "gather_light", "mat93"]
+__all__ = ["Light", "Lit", "compose", "gather_light", "mat93"]

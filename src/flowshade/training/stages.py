@@ -34,11 +34,14 @@ from flowshade.training.pool import Batch, ClipPool
 from flowshade.types import FRAMES_PER_LATENT, Planes
 
 
+StageName = Literal["codec", "regression", "flow", "rollout"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageConfig:
     """How long and how hard a stage trains."""
 
-    name: Literal["codec", "regression", "flow", "rollout"]
+    name: StageName
     steps: int
     """Updates at most."""
     seconds: float | None = None

@@ -228,7 +228,7 @@ class Obstacles:
 
     def interest(self, path: CameraPath) -> float:
         """How many different things a path sees within 50 m, a view; a view blocked close by counts against it."""
-        poses = path.poses(np.linspace(0, path.period, 16, endpoint=False))
+        poses = path.poses(np.linspace(0, path.period, 10, endpoint=False))
         score = 0.0
         count = len(_GLANCES)
         geom, distance = np.full(count, -1, np.int32), np.zeros(count)

@@ -162,7 +162,7 @@ def _ways(scene: Scene, terrain: Terrain) -> tuple[Route, Route]:
     for line, width, rounding, free in ((outer, 4.0, 14.0, 2.8), (walk, 1.0, 10.0, 1.9)):
         raised = np.column_stack([line, terrain.at(line[:, 0], line[:, 1])])
         route = Route.through(raised, rounding=rounding)
-        terrain.drape(route.points, width + 0.8)
+        terrain.drape(route.points[::2], width + 0.8)
         terrain.taken += [(float(x), float(y), free) for x, y, _ in route.points[::3]]
         routes.append(route)
     return routes[0], routes[1]
@@ -266,7 +266,7 @@ def _sites(scene: Scene, terrain: Terrain, trail: Route, walk: Route) -> Sites:
         toys=take(int(rng.integers(1, 4)), 3.0, 34),
     )
     for route, width in ((trail, 4.8), (walk, 1.8)):  # slopes of the sites must not reach into the ways
-        terrain.drape(route.points, width)
+        terrain.drape(route.points[::2], width)
     return sites
 
 
@@ -441,7 +441,7 @@ def _undergrowth(scene: Scene, terrain: Terrain, palette: props.Palette, trail: 
                  dry: Colour) -> None:  # fmt: skip
     """Tufts of grass and flowers, thickest by the footpath; each kind is one mesh."""
     rng = scene.rng
-    count = int(rng.integers(150, 420))
+    count = int(rng.integers(120, 300))
     near = walk.positions(rng.uniform(0, walk.length, count))[:, :2] + rng.normal(0, 6.0, (count, 2))
     far = rng.uniform(-42, 42, (count // 2, 2))
     spots = np.concatenate([near, far])

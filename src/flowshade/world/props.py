@@ -57,7 +57,7 @@ class Palette:
     lamp_posts: tuple[str, ...]
 
 
-def make_palette(scene: Scene, leaf: Colour, variety: int = 4) -> Palette:
+def make_palette(scene: Scene, leaf: Colour, variety: int = 3) -> Palette:
     """Draws what a world's props share; `variety` tree crowns, with leaves near the colour `leaf`."""
     rng = scene.rng
     lamp = scene.pick(LAMP_LIGHT)
@@ -258,8 +258,8 @@ def crate_pile(scene: Scene, palette: Palette, position: Sequence[float], yaw: f
     side = rng.choice([-1, 1])
     for k in range(int(rng.integers(1, 3))):
         edge = size * rng.uniform(0.6, 0.9)
-        put(side * size * rng.uniform(0.2, 1.3), size * (2.0 + 1.4 * k), edge, rng.uniform(0, 1.5))
-    scene.keep_out.append(KeepOut((x, y), 1.3, z + 3.0))
+        put(side * size * rng.uniform(0.2, 0.95), size * (1.8 + 1.2 * k), edge, rng.uniform(0, 1.5))
+    scene.keep_out.append(KeepOut((x, y), 1.6, z + 3.0))
 
 
 def ball(scene: Scene, position: Sequence[float], radius: float, reach: float) -> None:
@@ -274,7 +274,7 @@ def ball(scene: Scene, position: Sequence[float], radius: float, reach: float) -
     scene.solid(place, "sphere", (radius,), (0, 0, 0), material, collide=True, mass=0.6, roll=0.01)
     scene.kicks.append(
         Kick(f"{place.name}-joint", (position[0], position[1]), float(rng.uniform(4, 8)), float(rng.uniform(0, 4)),
-             float(rng.uniform(0.7, 1.4)), float(rng.uniform(0.5, 3.0)))
+             float(rng.uniform(0.6, 1.1)), float(rng.uniform(0.5, 3.0)))
     )  # fmt: skip
     scene.keep_out.append(KeepOut((position[0], position[1]), reach, position[2] + 3.0))
 

@@ -377,7 +377,7 @@ def _loose(scene: Scene, layout: Layout, palette: props.Palette, side: int, park
             _lot(scene, palette, (x, y, KERB), yaw)
     for x, y in parks:
         if rng.random() < 0.5:
-            props.ball(scene, (x, y, 0.0), float(rng.uniform(0.16, 0.45)), 3.2)
+            props.ball(scene, (x, y, 0.0), float(rng.uniform(0.16, 0.45)), 3.8)
         else:
             _lot(scene, palette, (x, y, 0.0), float(rng.uniform(0, 6)))
 
