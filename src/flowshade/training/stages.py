@@ -33,7 +33,6 @@ from flowshade.training.losses import picture_loss
 from flowshade.training.pool import Batch, ClipPool
 from flowshade.types import FRAMES_PER_LATENT, Planes
 
-
 StageName = Literal["codec", "regression", "flow", "rollout"]
 
 
