@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 from flowshade.presets import TRAININGS
 from flowshade.renderer.prompt import PromptEncoder
-from flowshade.training.captions import build_banks, load_banks, save_banks
+from flowshade.training.captions import build_banks, load_banks, save_banks, world_descriptions
 from flowshade.training.trainer import Trainer
 
 WORLDS_DESCRIBED = 6
@@ -17,12 +16,9 @@ WORLDS_DESCRIBED = 6
 
 def write_captions(folder: Path, *, seed: int = 0) -> None:
     """Draws looks and writes their captions and embeddings into `folder`; needs the prompt encoder's weights."""
-    from flowshade.world import WORLDS, make_world
+    from flowshade.world import WORLDS
 
-    texts: dict[str, Sequence[str]] = {
-        kind: sorted({text for number in range(WORLDS_DESCRIBED) for text in make_world(kind, number).descriptions})
-        for kind in WORLDS
-    }
+    texts = world_descriptions(tuple(WORLDS), WORLDS_DESCRIBED)
     save_banks(folder, *build_banks(texts, PromptEncoder(), seed=seed))
 
 
