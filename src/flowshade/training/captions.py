@@ -19,6 +19,9 @@ import numpy as np
 from flowshade.gbuffer.look import LOOKS, Look, sample_look
 from flowshade.renderer.prompt import CaptionBank, PromptEncoder
 
+CANONICAL_SHARE = 0.3
+"""How often training asks for one of the canonical looks, which people ask for by name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LookBank:
@@ -31,8 +34,9 @@ class LookBank:
     """The kind of world that a look's captions speak of; None fits all."""
 
     def draw(self, kind: str, rng: np.random.Generator) -> int:
-        """A random look whose captions fit a kind of world."""
-        fitting = [index for index, of in enumerate(self.kinds) if of in (None, kind)]
+        """A random look whose captions fit a kind of world; `CANONICAL_SHARE` of the time one that fits all."""
+        canonical = rng.random() < CANONICAL_SHARE
+        fitting = [index for index, of in enumerate(self.kinds) if of == (None if canonical else kind)]
         return fitting[rng.integers(len(fitting))]
 
     def save(self, path: Path) -> None:
