@@ -206,7 +206,7 @@ def world_record(
     overwrite: Annotated[bool, arg(help="Replace DIR if it exists.")] = False,
 ) -> None:
     """Record a clip of G-buffers from a world, with the camera that moved through it."""
-    from flowshade.api import choose_device
+    from flowshade.device import choose_device
     from flowshade.gbuffer.record import record_clip
 
     with _progress("recording") as progress:
@@ -243,16 +243,34 @@ def train(
     captions: Annotated[
         Path | None, arg(metavar="DIR", help="Captions and looks from `train captions`; by default made here.")
     ] = None,
+    start: Annotated[
+        Path | None, arg(metavar="FILE", help="A run's checkpoint.safetensors, whose averaged weights to begin from.")
+    ] = None,
     seed: Annotated[int, arg(metavar="N", help="Of weights, worlds and batches.")] = 0,
+    scale_time: Annotated[float, arg(metavar="X", help="Multiplies the time limit of every stage.")] = 1.0,
+    stages: Annotated[
+        tuple[str, ...] | None, arg(metavar="NAME ...", help="Only these stages; by default all of the preset's.")
+    ] = None,
     device: Annotated[str | None, arg(metavar="NAME", help="Instead of the preset's.")] = None,
 ) -> None:
     """Train a model of your own."""
     from flowshade.training import run
 
-    if preset == "captions":
+    if preset == run.CAPTIONS:
         run.write_captions(output, seed=seed)
-    else:
-        print(f"trained renderer: {run.train(preset, output, captions=captions, seed=seed, device=device)}")
+        print(f"captions and looks: {output}")
+        return
+    path = run.train(
+        preset,
+        output,
+        captions=captions,
+        start=start,
+        seed=seed,
+        scale_time=scale_time,
+        stages=stages,
+        device=device,
+    )
+    print(f"trained renderer: {path}")
 
 
 @app.command
