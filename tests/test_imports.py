@@ -12,11 +12,12 @@ import pytest
 import flowshade
 
 ROOT = Path(flowshade.__file__).parent
-EVERYWHERE = {"errors", "types"}
+EVERYWHERE = {"errors", "types", "color"}
 BELOW_API = {"nn", "world", "gbuffer", "codec", "renderer", "inverse", "checkpoints", "timing", "provenance", "device"}
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
+    "color": set(),
     "device": set(),
     "timing": set(),
     "provenance": set(),
