@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from flowshade.cli import main
 from flowshade.gbuffer.io import VideoReader, open_clip
+from flowshade.gbuffer.io.pictures import write_png
 from flowshade.renderer.renderer import Renderer
 
 
@@ -65,6 +67,23 @@ def test_options_reach_the_record(small_clip: Path, debug_model: Path) -> None:
     assert [(key["frame"], key["prompt"]) for key in record["keyframes"]] == [(4, "rain: heavy"), (8, "deep night")]
     with VideoReader("out.mp4") as video:
         assert (video.size, video.fps) == ((32, 48), 12)
+
+
+def test_warnings_and_missing_buffers_are_said(debug_model: Path, capsys) -> None:
+    Path("clip").mkdir()
+    for name in ("albedo", "depth"):
+        for frame in range(4):
+            write_png(Path(f"clip/{name}_{frame:04d}.png"), np.full((24, 40, 3), 128, np.uint8))
+    with open_clip("clip") as clip:
+        warnings = clip.info.warnings
+    assert warnings
+    assert render(Path("clip"), debug_model) == 0
+    error = capsys.readouterr().err
+    lacks = "the clip has no normal, depth, roughness, metallic; the model goes by the other buffers."
+    for text in (*warnings, lacks):
+        assert f"warning: {text}\n" in error
+    record = json.loads(Path("out.json").read_text())
+    assert (record["missing"], record["warnings"]) == (["normal", "depth", "roughness", "metallic"], list(warnings))
 
 
 def test_same_seed_same_file(small_clip: Path, debug_model: Path) -> None:

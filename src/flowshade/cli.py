@@ -152,7 +152,7 @@ def render(
         sheet=sheet,
     )
     with _progress("rendering") as progress:
-        outcome = report.render_to_files(job, renderer, progress)
+        outcome = report.render_to_files(job, renderer, progress, _warn)
     for name, path in outcome.files.items():
         print(f"{name:<12} {path}")
     print(f"{outcome.frames} frames in {outcome.seconds:.1f} s, {outcome.frames / outcome.seconds:.1f} frames a second")
@@ -196,12 +196,16 @@ def world_record(
     ],
     output: Annotated[Path, arg(name="output", aliases=["-o"], metavar="DIR", help="The clip folder to write.")],
     seed: Annotated[int, arg(metavar="N", help="Which world of that kind.")] = 0,
-    seconds: Annotated[float, arg(metavar="S", help="Length of the clip.")] = 10.0,
+    path: Annotated[int, arg(metavar="N", help="Which of the world's camera paths.")] = 0,
+    seconds: Annotated[float | None, arg(metavar="S", help="Length of the clip; by default 10.")] = None,
+    frames: Annotated[int | None, arg(metavar="N", help="Length of the clip in frames, instead of --seconds.")] = None,
     size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "240x416",
     fps: Annotated[float, arg(metavar="FPS", help="Frames a second.")] = 24.0,
     look: Annotated[
         str, arg(metavar="NAME", help="Also record a reference picture in this look; none records only buffers.")
     ] = "none",
+    samples: Annotated[int, arg(metavar="N", help="Material samples a pixel.")] = 4,
+    sampling_seed: Annotated[int, arg(metavar="N", help="Of the sampling pattern: other noise, the same world.")] = 0,
     device: Device = "auto",
     overwrite: Annotated[bool, arg(help="Replace DIR if it exists.")] = False,
 ) -> None:
@@ -214,10 +218,14 @@ def world_record(
             _make_world(kind, seed),
             output,
             seconds=seconds,
+            frames=frames,
             fps=fps,
             size=_parse_size(size),
             look=None if look == "none" else look,
             device=choose_device(device),
+            seed=sampling_seed,
+            path=path,
+            samples=samples,
             overwrite=overwrite,
             progress=progress,
         )
@@ -280,6 +288,10 @@ def version() -> None:
 
     for name, value in versions().items():
         print(f"{name:<14} {value}")
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
 
 
 def _make_world(kind: str, seed: int) -> World:

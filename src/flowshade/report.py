@@ -59,7 +59,10 @@ class Outcome:
 
 
 def render_to_files(
-    job: RenderJob, renderer: StyledRenderer, progress: Callable[[int, int], None] | None = None
+    job: RenderJob,
+    renderer: StyledRenderer,
+    progress: Callable[[int, int], None] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Renders a clip to a video and a JSON record beside it, streaming; every file appears whole or not at all.
 
@@ -67,6 +70,7 @@ def render_to_files(
         job: what to render.
         renderer: a loaded model.
         progress: called after each window with frames done and frames in all.
+        warn: called before the first window with each warning about the clip and, if so, which buffers it lacks.
 
     Raises:
         FlowshadeError: anything the user can mend: the clip, the prompt, the style, the output's name.
@@ -74,6 +78,8 @@ def render_to_files(
     timer = StageTimer(renderer.device)
     began = time.perf_counter()
     with open_clip(job.clip, format=job.format, fps=job.fps) as clip:
+        for text in _warnings(clip) if warn is not None else ():
+            warn(text)
         windows = renderer.stream(
             clip,
             job.prompt,
@@ -98,6 +104,12 @@ def render_to_files(
     files = outputs.files | {"record": job.output.with_suffix(".json")}
     _write_text(files["record"], json.dumps(record, indent=2) + "\n")
     return Outcome(files=files, frames=total, seconds=seconds)
+
+
+def _warnings(clip: ClipReader) -> list[str]:
+    missing = ", ".join(clip.info.missing)
+    lacks = [f"the clip has no {missing}; the model goes by the other buffers."] if missing else []
+    return [*clip.info.warnings, *lacks]
 
 
 class _Outputs:
@@ -172,6 +184,8 @@ def _record(
         "clip": str(job.clip),
         "format": clip.info.format,
         "channels": list(clip.info.channels),
+        "missing": list(clip.info.missing),
+        "warnings": list(clip.info.warnings),
         "prompt": job.prompt,
         "style": job.style,
         "caption": renderer.compose(job.prompt, job.style),
