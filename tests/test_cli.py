@@ -128,7 +128,7 @@ def test_a_failed_render_keeps_the_old_video(small_clip: Path, debug_model: Path
         (["--style", "sunshine"], "unknown style 'sunshine'; expected one of original,"),
         (["--size", "240"], "size '240' cannot be read; expected HxW in pixels"),
         (["--window", "5"], "window is 5 frames; expected a multiple of 4"),
-        (["--steps", "0"], "steps is 0; expected 1 or more"),
+        (["--steps", "0"], "steps is 0; expected 1 to 1000"),
         (["--prompt-at", "snow"], "--prompt-at got 'snow'; expected FRAME:TEXT"),
         (["--prompt-at", "4:a", "--prompt-at", "4:b"], "--prompt-at names frame 4 twice"),
         (["--prompt-at", "99:a"], "for frame 99; expected 0 to 13"),
@@ -137,6 +137,11 @@ def test_a_failed_render_keeps_the_old_video(small_clip: Path, debug_model: Path
         (["--styles", "none.toml"], "cannot read the styles file none.toml"),
         (["--format", "nonsense"], "format 'nonsense' is unknown"),
         (["--device", "gpu"], "device 'gpu' is unknown"),
+        (["--steps", "100000"], "steps is 100000; expected 1 to 1000"),
+        (["--fps", "nan"], "fps is nan; expected a positive number"),
+        (["--fps", "inf"], "fps is inf; expected a positive number"),
+        (["--fps", "1e-9"], "fps is 1e-09; expected a positive number"),
+        (["--size", "100000x100000"], "out of memory; give a smaller --size"),
     ],
 )
 def test_mistakes_are_sentences(small_clip: Path, debug_model: Path, options: list[str], message: str, capsys) -> None:
@@ -146,6 +151,32 @@ def test_mistakes_are_sentences(small_clip: Path, debug_model: Path, options: li
     assert "Traceback" not in error
     assert error.count("\n") == 1
     assert files() == set()
+
+
+def test_outputs_that_cannot_be_written_are_told_first(small_clip: Path, debug_model: Path, capsys) -> None:
+    for folder in ("a.mp4", "b.json", "c.compare.mp4", "d.sheet.png"):
+        Path(folder).mkdir()
+    Path("file").touch()
+    before = files()
+    for output, what in (
+        ("a.mp4", "the output a.mp4 is a folder"),
+        ("b.mp4", "the output b.json is a folder"),
+        ("c.mp4", "the output c.compare.mp4 is a folder"),
+        ("d.mp4", "the output d.sheet.png is a folder"),
+        ("file/e.mp4", "which is a file; expected a folder"),
+        ("/proc/f.mp4", "nothing can be written to /proc"),
+    ):
+        assert render(small_clip, debug_model, "--compare", "--sheet", output=output) == 2
+        error = capsys.readouterr().err
+        assert what in error
+        assert error.count("\n") == 1
+        assert files() == before
+
+
+def test_styles_that_are_no_text(capsys) -> None:
+    Path("mine.toml").write_bytes(b"\xff\xfe\x00")
+    assert main(["styles", "--styles", "mine.toml"]) == 2
+    assert "mine.toml is not a TOML file (it is not UTF-8 text)" in capsys.readouterr().err
 
 
 def test_missing_things_are_sentences(small_clip: Path, debug_model: Path, capsys) -> None:

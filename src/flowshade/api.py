@@ -27,6 +27,9 @@ Clip = ClipReader | GBuffer | str | Path
 COMPACT = "compact"
 """Name of the model that ships with the package."""
 
+MOST_STEPS = 1000
+"""Denoising steps a window that can be asked for; the schedule resolves no more."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
@@ -76,8 +79,8 @@ class StyledRenderer:
         self.name = name
         self.fingerprint = fingerprint
         self.steps = model.config.steps if steps is None else steps
-        if self.steps < 1:
-            raise FlowshadeError(f"steps is {self.steps}; expected 1 or more.")
+        if not 1 <= self.steps <= MOST_STEPS:
+            raise FlowshadeError(f"steps is {self.steps}; expected 1 to {MOST_STEPS}.")
         self.styles = dict(load_styles() if styles is None else styles)
         self.encoder = PromptEncoder(model.device)
         self.caption = ""

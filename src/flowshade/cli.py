@@ -41,6 +41,11 @@ def main(args: Sequence[str] | None = None) -> int:
             raise
         print(f"flowshade: {_sentence(error)}", file=sys.stderr)
         return 2
+    except (RuntimeError, MemoryError) as error:
+        if os.environ.get("FLOWSHADE_DEBUG") == "1" or not _is_out_of_memory(error):
+            raise
+        print("flowshade: out of memory; give a smaller --size or a shorter --window, or free memory.", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -311,6 +316,11 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """torch has a type of its own for GPUs only; for CPUs a RuntimeError says it in words."""
+    return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
 def _parse_size(text: str) -> tuple[int, int]:
