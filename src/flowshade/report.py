@@ -248,7 +248,7 @@ def _check_folder(folder: Path) -> None:
             pass
     except OSError as error:
         raise FlowshadeError(
-            f"nothing can be written to {folder} ({error.strerror}); choose another folder."
+            f"cannot write to {folder} ({error.strerror}); choose another folder."
         ) from error
 
 
