@@ -69,6 +69,16 @@ def test_configurations_survive_json(config: RendererConfig) -> None:
     assert config_from_dict(RendererConfig, json.loads(json.dumps(dataclasses.asdict(config)))) == config
 
 
+def test_configurations_from_before_a_field_was_added() -> None:
+    config = debug_renderer()
+    values = json.loads(json.dumps(dataclasses.asdict(config)))
+    del values["transformer"]["keep_first"]
+    assert config_from_dict(RendererConfig, values) == config
+    del values["transformer"]["heads"]
+    with pytest.raises(ValueError, match=r"misses \['heads'\]"):
+        config_from_dict(RendererConfig, values)
+
+
 def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="found nothing"):
         load_renderer_file(tmp_path / "absent.safetensors")

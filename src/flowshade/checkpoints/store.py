@@ -174,11 +174,14 @@ def keys_md5(state: Mapping[str, Tensor]) -> str:
 def config_from_dict(kind: type[T], values: Mapping[str, Any]) -> T:
     """The inverse of `dataclasses.asdict` after a trip through JSON: nested dataclasses and tuples come back.
 
+    Fields that were added later (`transformer.ADDED_LATER`) may be missing and take their default.
+
     Raises:
         ValueError: fields that are unknown or missing.
     """
     fields = {field.name: field for field in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
-    unknown, missing = sorted(values.keys() - fields.keys()), sorted(fields.keys() - values.keys())
+    expected = {name for name, field in fields.items() if not field.metadata.get("added_later")}
+    unknown, missing = sorted(values.keys() - fields.keys()), sorted(expected - values.keys())
     if unknown or missing:
         raise ValueError(f"{kind.__name__} has unknown fields {unknown} and misses {missing}")
     hints = typing.get_type_hints(kind)

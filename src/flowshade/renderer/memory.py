@@ -50,18 +50,35 @@ class History:
     """The buffer features of the same frames, for transformers that look at them."""
     valid: Bool[Tensor, "B P"] | None = None
     """Which frames exist; None = all."""
+    first: History | None = None
+    """The stream's first latent frame, for transformers that keep it in sight."""
+
+    def __getitem__(self, frames: slice) -> History:
+        """A run of the frames, as views, without the first frame that is kept beside them."""
+        return History(
+            latents=self.latents[:, :, frames],
+            buffers=None if self.buffers is None else self.buffers[:, :, frames],
+            valid=None if self.valid is None else self.valid[:, frames],
+        )
 
 
 class HistoryMemory:
     """The last `capacity` latent frames of a batch of streams, in memory that does not grow.
 
     Frames older than a stream are marked as such, and a transformer sees no trace of them: a stream with a short past
-    gets exactly what it would get if the missing frames held anything else.
+    gets exactly what it would get if the missing frames held anything else. Networks that were trained with a past of
+    zeros in their place (Helios) get that from `start_with_zeros`.
+
+    Args:
+        capacity: `WorldTransformer.history_frames`.
+        keep_first: also keep the first frame that is appended, however long ago that was; zeros until there is one.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, keep_first: bool = False) -> None:
         self.capacity = capacity
+        self.keep_first = keep_first
         self._history: History | None = None
+        self._first: History | None = None
         self._surely_valid = 0
         """How many of the newest frames exist in every stream of the batch, as far as the host knows."""
 
@@ -97,20 +114,48 @@ class HistoryMemory:
             return
         exists = latents.new_ones(latents.shape[0], count, dtype=torch.bool) if valid is None else valid
         newest = History(latents=latents, buffers=buffers, valid=exists)
+        if self.keep_first and self._first is None:
+            self._first = dataclasses.replace(newest[0:1], valid=None)
         joined = newest if self._history is None else _join(self._history, newest)
         self._history = _fit(joined, self.capacity)
         self._surely_valid = min(self._surely_valid + count, self.capacity) if valid is None else 0
 
+    def start_with_zeros(
+        self, latents: Float[Tensor, "B C L h w"], buffers: Float[Tensor, "B D L h w"] | None = None
+    ) -> None:
+        """Forgets everything and takes as past `capacity` frames of zeros, which a transformer does see.
+
+        Args:
+            latents: any latents of the stream, for their shape and type.
+            buffers: any buffer features of the stream, if its past has them.
+        """
+        self.reset()
+        frame = _zeros_like(History(latents=latents, buffers=buffers)[0:1])
+        size = (1, 1, self.capacity, 1, 1)
+        self.append(frame.latents.repeat(size), None if frame.buffers is None else frame.buffers.repeat(size))
+        self._first = None
+
     def reset(self) -> None:
         """Forgets everything."""
         self._history = None
+        self._first = None
         self._surely_valid = 0
 
     def view(self) -> History | None:
         """The past as a transformer takes it; None while there is none."""
-        if self._history is not None and self._surely_valid == self.capacity:
-            return dataclasses.replace(self._history, valid=None)  # spares attention its mask
-        return self._history
+        history = self._history
+        if history is None:
+            return None
+        if self._surely_valid == self.capacity:
+            history = dataclasses.replace(history, valid=None)  # spares attention its mask
+        if not self.keep_first:
+            return history
+        return dataclasses.replace(history, first=self._first if self._first is not None else _zeros_like(history[0:1]))
+
+
+def _zeros_like(history: History) -> History:
+    buffers = None if history.buffers is None else torch.zeros_like(history.buffers)
+    return History(latents=torch.zeros_like(history.latents), buffers=buffers)
 
 
 def _join(past: History, newest: History) -> History:

@@ -7,7 +7,8 @@ the present, P tokens of the past, S tokens of text, D width, C head channels.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -20,6 +21,9 @@ from flowshade.nn.attention import Attention, FeedForward, KeysValues
 from flowshade.nn.embedding import TwoLayers, sinusoid
 from flowshade.nn.rope import Rotation, pad_to_multiple, rotation
 from flowshade.renderer.memory import History, HistoryBand
+
+ADDED_LATER = {"added_later": True}
+"""Metadata of configuration fields that older files lack; to those the default is what they were made with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +46,9 @@ class TransformerConfig:
     rope_dims: tuple[int, int, int] = (16, 24, 24)
     """Channels of a head that turn with time, height and width."""
     rope_theta: float = 100.0
-    memory: Literal["one_way", "full"] = "one_way"
+    memory: Literal["one_way", "full", "none"] = "one_way"
     """`one_way`: the past attends to the past only, so its keys and values serve every step of a window. `full`: the
-    past attends to everything (Helios, Flash)."""
+    past attends to everything (Helios, Flash). `none`: there is no past (Wan)."""
     long: HistoryBand = HistoryBand(frames=8, patch=(4, 2, 2), pool=(2, 4, 4))
     mid: HistoryBand = HistoryBand(frames=2, patch=(2, 4, 4))
     short: HistoryBand = HistoryBand(frames=1, patch=(1, 4, 4))
@@ -59,6 +63,10 @@ class TransformerConfig:
     """None = as many as `heads`."""
     look_embedding: bool = True
     """Adds the mean of the text and the sun's direction to the time embedding, and a learned null text token."""
+    keep_first: bool = field(default=False, metadata=ADDED_LATER)
+    """The stream's first latent frame stays in sight: a further short band, one frame older than the rest (Helios)."""
+    history_reads_text: bool = field(default=False, metadata=ADDED_LATER)
+    """Whether the past looks at the text too (Helios without guidance cross-attention); `full` memory only."""
 
     @property
     def width(self) -> int:
@@ -66,12 +74,27 @@ class TransformerConfig:
 
     @property
     def history_frames(self) -> int:
-        """Latent frames of the past that are looked at."""
+        """Latent frames of the past that are looked at, a first frame that is kept not counted."""
+        if self.memory == "none":
+            return 0
         return self.long.frames + self.mid.frames + self.short.frames
 
     def history_tokens(self, height: int, width: int) -> int:
         """Tokens of a whole past for latents of this size."""
-        return sum(band.tokens(height, width) for band in (self.long, self.mid, self.short))
+        return sum(band.tokens(height, width) for band in self.bands)
+
+    @property
+    def bands(self) -> tuple[HistoryBand, ...]:
+        """The past's bands, the most distant first; a first frame that is kept stands between mid and short."""
+        if self.memory == "none":
+            return ()
+        first = (self.first_band,) if self.keep_first else ()
+        return self.long, self.mid, *first, self.short
+
+    @property
+    def first_band(self) -> HistoryBand:
+        """The band of a first frame that is kept; it goes through the short band's patches."""
+        return HistoryBand(frames=1, patch=self.short.patch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +148,13 @@ class WorldTransformer(nn.Module):
         self.history_proj, channels = None, config.latent_channels
         if config.history_buffers:
             channels += config.buffer_channels
-        if config.history_width is not None:
+        if config.history_width is not None and config.memory != "none":
             self.history_proj = nn.Conv3d(channels, config.history_width, 1)
             channels = config.history_width
-        self.patch_short = _patches(channels, dim, config.short.patch)
-        self.patch_mid = _patches(channels, dim, config.mid.patch)
-        self.patch_long = _patches(channels, dim, config.long.patch)
+        if config.memory != "none":
+            self.patch_short = _patches(channels, dim, config.short.patch)
+            self.patch_mid = _patches(channels, dim, config.mid.patch)
+            self.patch_long = _patches(channels, dim, config.long.patch)
         self.condition_embedder = ConditionEmbedder(config)
         self.blocks = nn.ModuleList(
             WorldBlock(config, reads_text=(config.layers - 1 - layer) % config.cross_attention_every == 0)
@@ -263,28 +287,47 @@ class WorldTransformer(nn.Module):
         return _residual(x)
 
     def _embed_history(self, history: History) -> HistoryTokens:
-        config = self.config
-        if history.latents.shape[2] != config.history_frames:
-            raise ValueError(
-                f"got a past of {history.latents.shape[2]} latent frames; expected {config.history_frames}. "
-                "Build it with HistoryMemory, which pads and cuts."
-            )
-        volume = self._history_volume(history)  # [B, channels, frames, h, w]
-        grid = math.ceil(volume.shape[3] / config.patch[1]), math.ceil(volume.shape[4] / config.patch[2])
-        tokens, turns, masks, start = [], [], [], 0
-        bands = ((config.long, self.patch_long), (config.mid, self.patch_mid), (config.short, self.patch_short))
-        for band, patches in bands:
-            frames = slice(start, start + band.frames)
-            valid = None if history.valid is None else history.valid[:, frames]
-            tokens.append(_tokens(patches(_pooled(volume[:, :, frames], valid, band))))
-            times = torch.arange(frames.start, frames.stop, device=volume.device) - config.history_frames
-            pool = (band.span[0], band.span[1] // config.patch[1], band.span[2] // config.patch[2])
-            turns.append(rotation(times, grid, config.rope_dims, config.rope_theta, pool))
-            if valid is not None:
+        tokens, turns, masks = [], [], []
+        for band, patches, part, times in self._history_parts(history):
+            volume = self._history_volume(part)  # [B, channels, frames, h, w]
+            tokens.append(_tokens(patches(_pooled(volume, part.valid, band))))
+            turns.append(self._history_rotation(band, times, volume.shape[3:]))
+            if history.valid is not None:
+                valid = history.valid[:, :1].new_ones(1).expand(len(volume), 1) if part.valid is None else part.valid
                 masks.append(_token_mask(valid, band, tokens[-1].shape[1]))
-            start = frames.stop
         mask = torch.cat(masks, 1) if masks else None
         return HistoryTokens(_residual(torch.cat(tokens, 1)), Rotation.cat(turns), mask)
+
+    def _history_parts(self, history: History) -> list[tuple[HistoryBand, nn.Module, History, Tensor]]:
+        """Every band with its patches, its frames of the past and their times, the most distant first."""
+        config, total = self.config, self.config.history_frames
+        if config.memory == "none":
+            raise ValueError("this transformer has no memory; give it no history.")
+        if history.latents.shape[2] != total:
+            raise ValueError(
+                f"got a past of {history.latents.shape[2]} latent frames; expected {total}. "
+                "Build it with HistoryMemory, which pads and cuts."
+            )
+        if config.keep_first != (history.first is not None):
+            raise ValueError(
+                f"keep_first is {config.keep_first} and the past has {'no' if history.first is None else 'a'} first "
+                "frame; build the past with HistoryMemory(keep_first=...) to match."
+            )
+        times = torch.arange(total, device=history.latents.device) - total
+        parts, start = [], 0
+        for band, patches in ((config.long, self.patch_long), (config.mid, self.patch_mid)):
+            frames = slice(start, start + band.frames)
+            parts.append((band, patches, history[frames], times[frames]))
+            start = frames.stop
+        if history.first is not None:
+            parts.append((config.first_band, self.patch_short, history.first, times[:1] - 1))
+        return [*parts, (config.short, self.patch_short, history[start:total], times[start:])]
+
+    def _history_rotation(self, band: HistoryBand, times: Tensor, size: Sequence[int]) -> Rotation:
+        config = self.config
+        grid = math.ceil(size[0] / config.patch[1]), math.ceil(size[1] / config.patch[2])
+        pool = (band.span[0], band.span[1] // config.patch[1], band.span[2] // config.patch[2])
+        return rotation(times, grid, config.rope_dims, config.rope_theta, pool)
 
     def _history_volume(self, history: History) -> Tensor:
         volume = history.latents
@@ -373,6 +416,7 @@ class WorldBlock(nn.Module):
         super().__init__()
         dim = config.width
         self.eps = config.eps
+        self.history_reads_text = config.history_reads_text
         self.attn1 = Attention(
             dim, config.heads, config.head_dim, eps=config.eps, amplify_history=config.amplify_history
         )
@@ -427,7 +471,7 @@ class WorldBlock(nn.Module):
         text_mask: Tensor | None,
         mask: Tensor | None,
     ) -> tuple[Float[Tensor, "B P D"], Float[Tensor, "B N D"]]:
-        """Past and present in one sequence; only the present reads the text."""
+        """Past and present in one sequence; the past reads the text only where `history_reads_text`."""
         past = self._modulations(past_modulation)
         present = self._modulations(modulation)
         lengths = [h.shape[1], x.shape[1]]
@@ -442,6 +486,8 @@ class WorldBlock(nn.Module):
         attended = self.attn1.attend(self.attn1.queries(normed, turn), context, mask).split(lengths, 1)
         h, x = _add(h, attended[0], past[2]), _add(x, attended[1], present[2])
         x = self._read(x, text, text_mask)
+        if self.history_reads_text:
+            h = self._read(h, text, text_mask)
         normed = torch.cat(
             [_modulate(h, past[3], past[4], self.eps), _modulate(x, present[3], present[4], self.eps)], 1
         )
