@@ -1,0 +1,178 @@
+"""What is wrong on this machine, in sentences, each with the command that mends it."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from flowshade.checkpoints.catalogue import Model, Part
+from flowshade.checkpoints.files import TensorFile
+from flowshade.checkpoints.loading import examine, find_part, missing_sentence, models_folder
+from flowshade.checkpoints.store import default_weights, load_renderer_file
+from flowshade.errors import CheckpointError
+
+OLDEST_TORCH = (2, 11)
+TOKENIZER_FILES = ("tokenizer.json", "spiece.model")
+"""Either makes a tokenizer's folder usable."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of a diagnosis."""
+
+    level: Literal["good", "note", "bad"]
+    what: str
+    text: str
+
+
+def diagnose(model: Model | None, folder: Path | None = None) -> Iterator[Finding]:
+    """Looks at the machine and, if one is named, at a model's files. Nothing is loaded but names and shapes.
+
+    Args:
+        model: which model; None looks at the machine and the compact model that ships.
+        folder: where the model's files lie; None looks where `models pull` puts them.
+    """
+    yield from _machine(folder)
+    if model is None or not model.parts:
+        yield _compact()
+        return
+    for part in model.parts:
+        yield from _part(model, part, folder)
+    for unknown in model.unknown:
+        yield Finding("note", model.name, f"not published: {unknown}")
+
+
+def _machine(folder: Path | None) -> Iterator[Finding]:
+    version = tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2])
+    good = version >= OLDEST_TORCH
+    text = torch.__version__ if good else f"{torch.__version__} is older than 2.11; mend it: pip install -U torch"
+    yield Finding("good" if good else "bad", "torch", text)
+    yield _gpu()
+    available = _available_memory()
+    if available is not None:
+        yield Finding("good", "memory", f"{available / 2**30:.1f} GiB available")
+    place = folder or models_folder()
+    existing = next(parent for parent in (place, *place.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free / 2**30
+    yield Finding("good" if free > 20 else "note", "disk", f"{free:.0f} GiB free in {existing}")
+
+
+def _gpu() -> Finding:
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        gigabytes = properties.total_memory / 2**30
+        return Finding("good", "GPU", f"{properties.name}, {gigabytes:.0f} GiB, CUDA {torch.version.cuda}")
+    if torch.version.cuda is None:
+        text = "this torch was built without CUDA; with an NVIDIA GPU, install torch from its CUDA index"
+    else:
+        text = f"torch has CUDA {torch.version.cuda} but no GPU can be used; look at: nvidia-smi"
+    return Finding("note", "GPU", text)
+
+
+def _available_memory() -> int | None:
+    """Bytes, on Linux."""
+    listing = Path("/proc/meminfo")
+    lines = listing.read_text().splitlines() if listing.is_file() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
+
+
+def _compact() -> Finding:
+    try:
+        renderer = load_renderer_file(default_weights())
+    except CheckpointError as error:
+        return Finding("bad", "compact", f"{error} Mend it: pip install --force-reinstall --no-deps flowshade")
+    return Finding("good", "compact", f"{default_weights()} is right ({renderer.config.name})")
+
+
+def _part(model: Model, part: Part, folder: Path | None) -> Iterator[Finding]:
+    path = find_part(model, part, folder)
+    if path is None:
+        level = "note" if part.optional else "bad"
+        yield Finding(level, part.role, f"{model.name} lacks {missing_sentence(model, part, folder)}")
+        return
+    if not part.keymaps:
+        good = any((path / name).is_file() for name in TOKENIZER_FILES)
+        text = f"{path}" if good else f"{path} holds none of {', '.join(TOKENIZER_FILES)}; copy or download it again"
+        yield Finding("good" if good else "bad", part.role, text)
+        return
+    try:
+        examined = examine(part, path)
+    except CheckpointError as error:
+        yield Finding("bad", part.role, str(error))
+        return
+    for problem in examined.problems:
+        yield Finding("bad", part.role, problem)
+    if not examined.problems:
+        file = examined.file
+        known = (
+            "as released" if part.fingerprint == examined.fingerprint else f"fingerprint {examined.fingerprint[:12]}"
+        )
+        text = f"{path}: {len(file.info)} tensors, {file.values / 1e6:.1f}M values, {file.bytes / 1e9:.2f} GB, {known}"
+        yield Finding("good", part.role, text)
+    for note in examined.notes:
+        yield Finding("note", part.role, note)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartCheck:
+    """What identifies a file of weights, to compare with somebody else's."""
+
+    role: str
+    path: Path
+    sha256: str
+    fingerprint: str
+    tensors: int
+    values: int
+    mean: float
+    std: float
+    largest: float
+    """Largest absolute value."""
+    broken: int
+    """Values that are infinite or no number."""
+
+
+def check_part(part: Part, path: Path) -> PartCheck:
+    """Hashes a part's files and takes statistics over all its tensors, one in memory at a time.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    examined = examine(part, path)
+    count, total, squares, largest, broken = 0, 0.0, 0.0, 0.0, 0
+    for name in examined.file.info:
+        values = examined.file.get(name).double()
+        finite = values.isfinite()
+        broken += int((~finite).sum())
+        values = values[finite]
+        count += values.numel()
+        total += float(values.sum())
+        squares += float(values.square().sum())
+        largest = max(largest, float(values.abs().max())) if values.numel() else largest
+    mean = total / max(count, 1)
+    return PartCheck(
+        role=part.role,
+        path=path,
+        sha256=hash_files(examined.file),
+        fingerprint=examined.fingerprint,
+        tensors=len(examined.file.info),
+        values=examined.file.values,
+        mean=mean,
+        std=max(squares / max(count, 1) - mean**2, 0.0) ** 0.5,
+        largest=largest,
+        broken=broken,
+    )
+
+
+def hash_files(file: TensorFile) -> str:
+    """SHA-256 of a file, or over those of its shards in the order of names."""
+    digests = []
+    for path in sorted(file.files):
+        with path.open("rb") as stream:
+            digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
