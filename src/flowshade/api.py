@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,11 +16,13 @@ from flowshade.checkpoints.store import default_weights, load_renderer_file, rea
 from flowshade.device import choose_device
 from flowshade.errors import CheckpointError, FlowshadeError, PromptError
 from flowshade.gbuffer.io import ClipReader, open_clip, resize
+from flowshade.renderer.flash import FlashRenderer
 from flowshade.renderer.prompt import PromptEncoder
 from flowshade.renderer.renderer import Renderer
 from flowshade.renderer.styles import Style, compose, find_style, load_styles
 from flowshade.timing import StageTimer, watching
 from flowshade.types import FRAMES_PER_LATENT, Frames, GBuffer
+from flowshade.upstream import FLASH, FORWARD, UpstreamPrompts, coded_planes, load_flash
 
 Clip = ClipReader | GBuffer | str | Path
 """What can be rendered: an open clip, buffers in memory, or the path of a clip."""
@@ -64,16 +67,21 @@ class StyledRenderer:
         fingerprint: which weights it has.
         steps: denoising steps a window; None takes the model's own.
         styles: styles by name; None takes the built-in ones and the user's.
+        encoder: turns captions into embeddings; None takes the compact model's.
     """
+
+    takes_codes = False
+    """Whether the model takes a clip's own 8-bit planes, as upstream's do, instead of channels in physical units."""
 
     def __init__(
         self,
-        model: Renderer,
+        model: Renderer | FlashRenderer,
         *,
         name: str,
         fingerprint: str,
         steps: int | None = None,
         styles: Mapping[str, Style] | None = None,
+        encoder: PromptEncoder | UpstreamPrompts | None = None,
     ) -> None:
         self.model = model
         self.name = name
@@ -82,7 +90,7 @@ class StyledRenderer:
         if not 1 <= self.steps <= MOST_STEPS:
             raise FlowshadeError(f"steps is {self.steps}; expected 1 to {MOST_STEPS}.")
         self.styles = dict(load_styles() if styles is None else styles)
-        self.encoder = PromptEncoder(model.device)
+        self.encoder = PromptEncoder(model.device) if encoder is None else encoder
         self.caption = ""
         self._sun: Tensor | None = None
         self.reset()
@@ -131,7 +139,7 @@ class StyledRenderer:
         Returns:
             As many pictures of the same size, on the renderer's device.
         """
-        return self.model.push(window, steps=self.steps)
+        return self.model.push(self._given(window, 0, window.frames, None), steps=self.steps)
 
     def render(
         self,
@@ -233,9 +241,15 @@ class StyledRenderer:
                     last = min(first + window, segment.stop)
                     with nullcontext() if timer is None else timer.stage("read"):
                         gbuffer = _read(clip, first, last, size)
-                    yield Window(start=first, gbuffer=gbuffer, frames=self.push(gbuffer))
+                        given = gbuffer if not self.takes_codes else self._given(clip, first, last, size)
+                    frames = self.model.push(given, steps=self.steps)
+                    yield Window(start=first, gbuffer=gbuffer, frames=frames)
                     if progress is not None:
                         progress(last - begin, end - begin)
+
+    def _given(self, clip: ClipReader | GBuffer, first: int, last: int, size: tuple[int, int] | None) -> Any:
+        """What the model takes of these frames."""
+        return coded_planes(clip, first, last, size) if self.takes_codes else _read(clip, first, last, size)
 
     def _set_caption(self, caption: str, sun: Tensor | None) -> None:
         self.model.set_text(self.encoder.encode([caption]))
@@ -243,9 +257,16 @@ class StyledRenderer:
         self.caption, self._sun = caption, sun
 
 
+class FlashStream(StyledRenderer):
+    """AlayaRenderer-Flash as a stream: its prompts go through umt5, its clips byte for byte where they are 8-bit."""
+
+    takes_codes = True
+
+
 def load_renderer(
     name: str | Path = COMPACT,
     *,
+    checkpoint: str | Path | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     steps: int | None = None,
@@ -254,7 +275,8 @@ def load_renderer(
     """Loads a model by name, or from a file.
 
     Args:
-        name: "compact", the model that ships with the package, or the path of a `.safetensors` file.
+        name: "compact", the model that ships with the package, "alaya-flash", or the path of a `.safetensors` file.
+        checkpoint: of "alaya-flash": its folder or its transformer's file; None looks where `models pull` puts it.
         device: where it runs; None takes a GPU when there is one.
         dtype: what matrix products run in; None takes bfloat16 on a GPU and float32 on a CPU.
         steps: denoising steps a window; fewer are faster. None takes the model's own.
@@ -263,10 +285,25 @@ def load_renderer(
     Raises:
         CheckpointError: weights that are missing, or are not what was expected.
     """
+    if name == FLASH:
+        loaded = load_flash(None if checkpoint is None else Path(checkpoint), device=device, dtype=dtype)
+        return FlashStream(
+            loaded.renderer,
+            name=FLASH,
+            fingerprint=loaded.fingerprint,
+            steps=steps,
+            styles=load_styles(styles),
+            encoder=loaded.prompts,
+        )
+    if name == FORWARD:
+        raise CheckpointError(f"{FORWARD} is no stream but makes whole clips; use: flowshade alaya --help")
+    if checkpoint is not None:
+        raise CheckpointError(f"a checkpoint goes with {FLASH!r}; give {str(checkpoint)!r} as the model itself.")
     path = default_weights() if name == COMPACT else Path(name)
     if name != COMPACT and not path.exists() and path.suffix != ".safetensors":
         raise CheckpointError(
-            f"unknown model {str(name)!r}; expected {COMPACT!r} or the path of a .safetensors file of Flowshade's."
+            f"unknown model {str(name)!r}; expected {COMPACT!r}, {FLASH!r} or the path of a .safetensors file of "
+            "Flowshade's."
         )
     chosen = choose_device(device)
     model = load_renderer_file(path, chosen)

@@ -16,11 +16,17 @@ from tyro.conf import Positional, UseAppendAction, arg
 from flowshade.errors import FlowshadeError
 
 if TYPE_CHECKING:
+    from flowshade.checkpoints.catalogue import Model
     from flowshade.world import World
 
 app = tyro.extras.SubcommandApp()
 world_app = tyro.extras.SubcommandApp()
+models_app = tyro.extras.SubcommandApp()
 
+Checkpoint = Annotated[
+    Path | None,
+    arg(metavar="PATH", help="Of a named model: its folder or its transformer's file, instead of what was pulled."),
+]
 Device = Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda or cuda:N; auto takes a GPU when there is one.")]
 Fps = Annotated[float | None, arg(metavar="FPS", help="Frames a second; by default what the clip states.")]
 Format = Annotated[str | None, arg(metavar="NAME", help="Read it as this format instead of finding out.")]
@@ -104,7 +110,10 @@ def convert(
 
 @app.command
 def render(
-    clip: Annotated[Positional[Path], arg(metavar="CLIP", help="A clip of G-buffers: a folder or a file.")],
+    clip: Annotated[
+        Positional[tuple[Path, ...]],
+        arg(metavar="CLIP", help="A clip of G-buffers: a folder or a file, or window-NN.npy files of Flash."),
+    ],
     output: Annotated[Path, arg(name="output", aliases=["-o"], metavar="MP4", help="The video to write.")],
     prompt: Annotated[str, arg(metavar="TEXT", help="What the scene is and how it feels.")] = "",
     style: Annotated[
@@ -114,7 +123,9 @@ def render(
         UseAppendAction[tuple[str, ...]],
         arg(metavar='FRAME:"TEXT"', help="A prompt that takes over at a frame of the clip; may be repeated."),
     ] = (),
-    steps: Annotated[int, arg(metavar="N", help="Denoising steps a window; fewer are faster.")] = 2,
+    steps: Annotated[
+        int | None, arg(metavar="N", help="Denoising steps a window; fewer are faster. By default the model's own.")
+    ] = None,
     seed: Annotated[int, arg(metavar="N", help="The same seed on the same machine gives the same video.")] = 0,
     window: Annotated[
         int | None, arg(metavar="N", help="Frames rendered together, a multiple of 4; by default the model's own.")
@@ -128,8 +139,9 @@ def render(
         Literal["auto", "float32", "bfloat16"], arg(help="auto takes bfloat16 on a GPU and float32 on a CPU.")
     ] = "auto",
     model: Annotated[
-        str, arg(metavar="NAME", help="A model's name, or the path of its .safetensors file.")
+        str, arg(metavar="NAME", help="A name (see: flowshade models list), or the path of a .safetensors file.")
     ] = "compact",
+    checkpoint: Checkpoint = None,
     styles: StylesFile = None,
     format: Format = None,
     compare: Annotated[bool, arg(help="Also write OUT.compare.mp4: the buffers beside the result.")] = False,
@@ -139,9 +151,13 @@ def render(
     from flowshade import report
     from flowshade.api import load_renderer
 
-    renderer = load_renderer(model, device=device, dtype=_parse_dtype(dtype), steps=steps, styles=styles)
+    path, windows = _one_clip(clip)
+    renderer = load_renderer(
+        model, checkpoint=checkpoint, device=device, dtype=_parse_dtype(dtype), steps=steps, styles=styles
+    )
     job = report.RenderJob(
-        clip=clip,
+        clip=path,
+        windows=windows,
         output=output,
         prompt=prompt,
         style=style,
@@ -152,7 +168,7 @@ def render(
         start=start,
         frames=frames,
         fps=fps,
-        format=format,
+        format=format if windows is None else "flash",
         compare=compare,
         sheet=sheet,
     )
@@ -237,6 +253,148 @@ def world_record(
     print(f"wrote {output}")
 
 
+@models_app.command(name="list")
+def models_list() -> None:
+    """List the models that load by name: files, where they are published, licences, and what is there already."""
+    from flowshade.checkpoints.catalogue import MODELS
+    from flowshade.checkpoints.loading import find_part, models_folder
+
+    for model in MODELS.values():
+        print(f"{model.name:<14} {model.title}\n{'':<14} licence: {model.licence}")
+        for part in model.parts:
+            found = find_part(model, part)
+            where = ", ".join(source.repo for source in part.sources) or "not known here"
+            print(f"  {part.role:<20} {part.gigabytes:>6.2f} GB  {part.about}; from {where}; {found or 'not there'}")
+        for unknown in model.unknown:
+            print(f"  not published: {unknown}")
+    print(f"\npulled models lie in {models_folder()} (FLOWSHADE_MODELS changes it).")
+
+
+@models_app.command(name="pull")
+def models_pull(
+    name: Annotated[Positional[str], arg(metavar="NAME", help="Which model; see: flowshade models list.")],
+    repo: Annotated[str | None, arg(metavar="OWNER/NAME", help="Another repository to take its files from.")] = None,
+    revision: Annotated[
+        str | None, arg(metavar="REV", help="Branch, tag or commit; by default the one pulled before, else the newest.")
+    ] = None,
+) -> None:
+    """Download what a model lacks; resumes, and honours HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE."""
+    from flowshade.checkpoints.pull import pull
+
+    folder = pull(_find_model(name), repo=repo, revision=revision, say=print)
+    print(f"{name} lies in {folder}; look at it with: flowshade doctor {name}")
+
+
+@models_app.command(name="check")
+def models_check(
+    name: Annotated[Positional[str], arg(metavar="NAME", help="Which model; see: flowshade models list.")],
+    checkpoint: Checkpoint = None,
+    render: Annotated[bool, arg(help="Also make a tiny picture with a fixed seed.")] = True,
+    device: Device = "cpu",
+) -> None:
+    """For owners of weights: hashes, statistics and a tiny fixed-seed render, to compare with somebody else's."""
+    from flowshade.checkpoints.doctor import check_part
+    from flowshade.checkpoints.loading import find_part, find_parts
+    from flowshade.upstream import check_render
+
+    model = _find_model(name)
+    if not model.parts:
+        raise FlowshadeError(f"{name} is checked whenever it is loaded; see: flowshade doctor {name}.")
+    paths = find_parts(model, checkpoint)
+    for part in model.parts:
+        path = paths.get(part.role) or find_part(model, part)
+        if path is None or not part.keymaps:
+            continue
+        done = check_part(part, path)
+        print(f"{part.role}: {done.path}\n  sha256       {done.sha256}\n  fingerprint  {done.fingerprint}")
+        print(f"  tensors      {done.tensors}, {done.values} values, {done.broken} of them not finite")
+        print(f"  values       mean {done.mean:.6g}, std {done.std:.6g}, largest {done.largest:.6g}")
+    if render:
+        for what, value in check_render(model, paths, device).items():
+            print(f"render {what:<12} {value}")
+
+
+app.command(models_app, name="models", help="Models that load by name: list, download, check.")
+
+
+@app.command
+def doctor(
+    name: Annotated[
+        Positional[str | None], arg(metavar="NAME", help="Also look at this model's files; by default compact's.")
+    ] = None,
+    checkpoint: Annotated[Path | None, arg(metavar="DIR", help="Its folder, instead of what was pulled.")] = None,
+) -> None:
+    """Say what is wrong on this machine or with a model's files, and what mends it. Status 2 if anything is."""
+    from flowshade.checkpoints.doctor import diagnose
+
+    marks = {"good": "ok  ", "note": "note", "bad": "BAD "}
+    findings = list(diagnose(None if name is None else _find_model(name), checkpoint))
+    for finding in findings:
+        print(f"{marks[finding.level]} {finding.what:<20} {finding.text}")
+    bad = sum(finding.level == "bad" for finding in findings)
+    if bad:
+        raise FlowshadeError(f"{bad} of {len(findings)} findings are bad; see above.")
+
+
+@app.command
+def alaya(
+    gbuffer_dir: Annotated[Path, arg(metavar="DIR", help="The clip: albedo.mp4, depth.mp4, ..., or any clip.")],
+    save_dir: Annotated[Path, arg(metavar="DIR", help="Videos go to DIR/{clip}_{clip}/epoch27_{style}.mp4.")],
+    checkpoint: Annotated[
+        Path | None, arg(metavar="PATH", help="The fine-tune's file or the folder of all files; else what was pulled.")
+    ] = None,
+    gpu: Annotated[int | None, arg(metavar="N", help="Which GPU; by default the first, or the CPU.")] = None,
+    style: Annotated[
+        str | None, arg(metavar="NAME", help="With --prompt: the video's name, the prompt as it is.")
+    ] = None,
+    prompt: Annotated[
+        str | None, arg(metavar="TEXT", help="The prompt, or with --styles the caption they are spliced into.")
+    ] = None,
+    styles: Annotated[
+        tuple[str, ...] | None, arg(metavar="NAME ...", help="Several styles in one batch; by default all.")
+    ] = None,
+    styles_json: Annotated[Path | None, arg(metavar="FILE", help="Other styles: JSON of names and words.")] = None,
+    caption_csv: Annotated[Path | None, arg(metavar="FILE", help="Captions by clip, columns video and prompt.")] = None,
+    num_frames: Annotated[int, arg(metavar="N", help="Frames; beyond 81 in overlapping windows.")] = 81,
+    height: Annotated[int, arg(metavar="PX", help="Height, a multiple of 16.")] = 480,
+    width: Annotated[int, arg(metavar="PX", help="Width, a multiple of 16.")] = 832,
+    seed: Annotated[int, arg(metavar="N", help="The noise's.")] = 0,
+    cfg_scale: Annotated[float, arg(metavar="X", help="Guidance; 1 is faster and without it.")] = 5.0,
+    num_inference_steps: Annotated[int, arg(metavar="N", help="Denoising steps.")] = 50,
+    reference: Annotated[
+        bool, arg(help="Round between steps as upstream's script does, to reproduce its pixels.")
+    ] = False,
+) -> None:
+    """Render with AlayaRenderer's forward teacher; takes the options of upstream's inference_gbuffer_caption.py."""
+    from flowshade.renderer.teacher import TeacherConfig
+    from flowshade.upstream import AlayaJob, alaya_prompts, run_alaya
+
+    job = AlayaJob(
+        gbuffer_dir=gbuffer_dir,
+        save_dir=save_dir,
+        checkpoint=checkpoint,
+        prompts=alaya_prompts(
+            style=style,
+            prompt=prompt,
+            styles=styles,
+            styles_json=styles_json,
+            caption_csv=caption_csv,
+            clip=gbuffer_dir.absolute().name,
+        ),
+        num_frames=num_frames,
+        height=height,
+        width=width,
+        seed=seed,
+        config=TeacherConfig(steps=num_inference_steps, cfg_scale=cfg_scale, reference=reference),
+        device=None if gpu is None else f"cuda:{gpu}",
+        dtype=_parse_dtype("bfloat16") if reference else None,
+    )
+    with _progress("rendering", "steps") as progress:
+        outputs = run_alaya(job, progress, _warn)
+    for name, path in outputs.items():
+        print(f"{name:<16} {path}")
+
+
 app.command(world_app, name="world", help="Procedural worlds: list them, record clips from them.")
 
 
@@ -295,6 +453,29 @@ def version() -> None:
         print(f"{name:<14} {value}")
 
 
+def _find_model(name: str) -> Model:
+    from flowshade.checkpoints.catalogue import MODELS
+
+    if name not in MODELS:
+        raise FlowshadeError(f"unknown model {name!r}; expected one of {', '.join(MODELS)}.")
+    return MODELS[name]
+
+
+def _one_clip(paths: tuple[Path, ...]) -> tuple[Path, tuple[Path, ...] | None]:
+    """A clip's path and, where it is given as files of Flash windows, those."""
+    if paths and all(path.suffix == ".npy" for path in paths):
+        folders = {path.parent for path in paths}
+        if len(folders) > 1:
+            raise FlowshadeError(f"the windows lie in {len(folders)} folders; expected one. Copy them together.")
+        missing = [path for path in paths if not path.is_file()]
+        if missing:
+            raise FlowshadeError(f"{missing[0]}: nothing is there; expected a window. Check the path.")
+        return paths[0].parent, paths
+    if len(paths) != 1:
+        raise FlowshadeError(f"{len(paths)} clips were given; expected one, or window-NN.npy files of one clip.")
+    return paths[0], None
+
+
 def _warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)
 
@@ -349,10 +530,10 @@ def _parse_dtype(name: str) -> Any:
 
 
 @contextmanager
-def _progress(task: str) -> Iterator[Callable[[int, int], None]]:
+def _progress(task: str, unit: str = "frames") -> Iterator[Callable[[int, int], None]]:
     """A bar with rate and time left on stderr (a line now and then where that is no terminal).
 
-    Gives a function to call with frames done and frames in all.
+    Gives a function to call with units done and units in all.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -367,11 +548,11 @@ def _progress(task: str) -> Iterator[Callable[[int, int], None]]:
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         row = bar.add_task(task, total=None, rate="")
-        lines = _Lines(task)
+        lines = _Lines(task, unit)
 
         def progress(done: int, total: int) -> None:
             speed = bar.tasks[0].speed
-            bar.update(row, completed=done, total=total, rate="" if speed is None else f"{speed:.1f} frames/s")
+            bar.update(row, completed=done, total=total, rate="" if speed is None else f"{speed:.1f} {unit}/s")
             if not console.is_terminal:
                 lines.show(done, total)
 
@@ -381,8 +562,8 @@ def _progress(task: str) -> Iterator[Callable[[int, int], None]]:
 class _Lines:
     """Progress as a line every ten seconds."""
 
-    def __init__(self, task: str) -> None:
-        self._task = task
+    def __init__(self, task: str, unit: str) -> None:
+        self._task, self._unit = task, unit
         self._began = self._shown = time.monotonic()
 
     def show(self, done: int, total: int) -> None:
@@ -392,7 +573,7 @@ class _Lines:
         self._shown = now
         rate = done / (now - self._began)
         left = (total - done) / rate
-        print(f"{self._task} {done}/{total}, {rate:.1f} frames/s, {left:.0f} s left", file=sys.stderr, flush=True)
+        print(f"{self._task} {done}/{total}, {rate:.1f} {self._unit}/s, {left:.0f} s left", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ class RenderJob:
     frames: int | None = None
     fps: float | None = None
     format: str | None = None
+    windows: tuple[Path, ...] | None = None
+    """Of a folder of Flash windows: the files to render."""
     compare: bool = False
     sheet: bool = False
 
@@ -81,9 +83,10 @@ def render_to_files(
     _check(job)
     timer = StageTimer(renderer.device)
     began = time.perf_counter()
-    with open_clip(job.clip, format=job.format, fps=job.fps) as clip:
+    options = {} if job.windows is None else {"windows": job.windows}
+    with open_clip(job.clip, format=job.format, fps=job.fps, **options) as clip:
         if warn is not None:
-            for text in _warnings(clip):
+            for text in _warnings(clip, renderer):
                 warn(text)
         windows = renderer.stream(
             clip,
@@ -111,7 +114,9 @@ def render_to_files(
     return Outcome(files=files, frames=total, seconds=seconds)
 
 
-def _warnings(clip: ClipReader) -> list[str]:
+def _warnings(clip: ClipReader, renderer: StyledRenderer) -> list[str]:
+    if renderer.takes_codes:
+        return []  # codes are passed on as they are, whatever they mean
     missing = ", ".join(clip.info.missing)
     lacks = [f"the clip has no {missing}; the model goes by the other buffers."] if missing else []
     return [*clip.info.warnings, *lacks]

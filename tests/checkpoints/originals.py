@@ -126,14 +126,45 @@ def build(model: Model, role: str) -> nn.Module:
     return network({})
 
 
+def write_tokenizer(folder: Path) -> None:
+    """Whole words, each of which is unknown but a few, with umt5's end mark."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from tokenizers.processors import TemplateProcessing
+
+    words = ["<pad>", "</s>", "<unk>", "a", "street", "in", "snow", "night"]
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    folder.mkdir(parents=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def write_flash(folder: Path) -> None:
+    """A tiny alaya-flash: upstream's files, for the codecs our own names."""
+    model = small_flash()
+    states = {role: random_state(build(model, role)) for role in ("transformer", "encoder", "decoder", "text_encoder")}
+    del states["text_encoder"]["encoder.embed_tokens.weight"]
+    for name in ("transformer", "tiny_decoder"):
+        (folder / name).mkdir(parents=True)
+    write_tokenizer(folder / "tokenizer")
+    save_file(states["transformer"], folder / "transformer" / "diffusion_pytorch_model.safetensors")
+    partial = {name: value for name, value in states["transformer"].items() if name.startswith("patch_")}
+    save_file(partial, folder / "transformer_partial.safetensors")
+    save_file(states["encoder"], folder / "gbuf_small_encoder.safetensors")
+    save_file(states["decoder"], folder / "tiny_decoder" / "taew2_1_ft.safetensors")
+    text = {t5_name(name): value for name, value in states["text_encoder"].items()}
+    torch.save(text, folder / "models_t5_umt5-xxl-enc-bf16.pth")
+
+
 def write_forward(folder: Path) -> dict[str, dict[str, Tensor]]:
     """A tiny alaya-forward in upstream's files and names; returns the states under our names."""
     model = small_forward()
     states = {role: random_state(build(model, role)) for role in ("transformer", "vae", "text_encoder")}
     states["transformer"] = {name: value.bfloat16() for name, value in states["transformer"].items()}
     del states["text_encoder"]["encoder.embed_tokens.weight"]
-    (folder / "google" / "umt5-xxl").mkdir(parents=True)
-    (folder / "google" / "umt5-xxl" / "tokenizer.json").write_text("{}")
+    write_tokenizer(folder / "google" / "umt5-xxl")
     save_file({wan_name(name): value for name, value in states["transformer"].items()}, folder / "model.safetensors")
     torch.save({vae_name(name): value for name, value in states["vae"].items()}, folder / "Wan2.1_VAE.pth")
     text = {t5_name(name): value.bfloat16() for name, value in states["text_encoder"].items()}

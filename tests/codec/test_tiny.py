@@ -53,7 +53,7 @@ def test_a_streamed_decoder_equals_the_whole(runs: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("runs", [(4, 4, 4), (8, 4)])
 def test_a_streamed_encoder_equals_the_whole(runs: tuple[int, ...]) -> None:
     model, buffers, state = shaken(GroupedEncoder(ENCODER)), torch.rand(2, 12, 9, 8, 12) * 2 - 1, {}
-    streamed = torch.cat([model.step(run, state) for run in buffers.split(list(runs), 1)], 2)
+    streamed = torch.cat([model(run, state) for run in buffers.split(list(runs), 1)], 2)
     assert streamed.shape == (2, 12, 3, 2, 3)
     torch.testing.assert_close(streamed, model(buffers), atol=1e-6, rtol=1e-5)
     assert not torch.allclose(model(buffers[:, 8:]), streamed[:, :, 2:])

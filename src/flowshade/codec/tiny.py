@@ -138,16 +138,16 @@ class GroupedEncoder(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.conv_in.weight.dtype
 
-    def forward(self, buffers: Float[Tensor, "B T D H W"]) -> Float[Tensor, "B C L h w"]:
-        """A whole clip, see `step`."""
-        return self.step(buffers, {})
-
-    def step(self, buffers: Float[Tensor, "B T D H W"], state: ConvState) -> Float[Tensor, "B C L h w"]:
-        """The next frames of a stream; `state` is changed, empty at the start.
+    def forward(
+        self, buffers: Float[Tensor, "B T D H W"], state: ConvState | None = None
+    ) -> Float[Tensor, "B C L h w"]:
+        """A whole clip, or the next frames of a stream.
 
         Args:
             buffers: three planes a buffer in [-1, 1], whole latents of frames, sizes in multiples of `patch`.
+            state: the stream's, changed here; empty at its start. None = a whole clip.
         """
+        state = {} if state is None else state
         batch, frames, planes, height, width = buffers.shape
         patch, groups = self.config.patch, self.config.buffers
         if frames % FRAMES_PER_LATENT or planes != 3 * groups or height % patch or width % patch:

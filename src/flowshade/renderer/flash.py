@@ -110,7 +110,7 @@ class FlashRenderer(nn.Module):
             steps: denoising steps; the config's when None.
         """
         planes = self.stack(window)
-        buffers = self.encoder.step(planes, self._encoder_state)
+        buffers = self.encoder(planes, self._encoder_state)
         latents = self.denoise(buffers, steps=steps)
         return _crop(self.decoder.step(latents, self._decoder_state), window)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,12 +23,23 @@ SIZE = (448, 832)
 
 
 class FlashReader(CodedReader):
-    """Reads a folder of Flash windows, see this module. Options: `CodedReader`."""
+    """Reads a folder of Flash windows, or some of its files, see this module.
+
+    Args:
+        path: the folder.
+        windows: its files to read; None reads all.
+        options: those of `CodedReader`.
+    """
 
     format = "flash"
 
+    def __init__(self, path: Path, *, windows: Sequence[Path] | None = None, **options: Any) -> None:
+        self._given = windows
+        super().__init__(path, **options)
+
     def _find(self, warnings: list[str]) -> tuple[int, tuple[int, int], float | None]:
-        files = numbered(self._path.glob("window-*.npy"), f"{self._path}/window-*.npy")
+        found = self._path.glob("window-*.npy") if self._given is None else self._given
+        files = numbered(found, f"{self._path}/window-*.npy")
         self._windows = list(files.values())
         shapes = [self._map(path).shape for path in self._windows]
         for path, shape in zip(self._windows[:-1], shapes, strict=False):
