@@ -125,7 +125,7 @@ def test_mistakes_are_found_before_the_first_frame(
 
 
 def test_loading_mistakes(debug_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="unknown model 'compcat'; expected 'compact' or the path"):
+    with pytest.raises(CheckpointError, match="unknown model 'compcat'; expected 'compact', 'alaya-flash' or the path"):
         load_renderer("compcat")
     with pytest.raises(CheckpointError, match="no weights at"):
         load_renderer(tmp_path / "none.safetensors")

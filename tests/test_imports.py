@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "inverse": {"nn", "codec"},
     "checkpoints": {"codec", "renderer", "inverse"},
     "upstream": BELOW_API,
+    "budget": BELOW_API,
     "api": {"upstream", *BELOW_API},
     "report": {"api", "upstream", *BELOW_API},
     "play": {"api", "upstream", *BELOW_API},

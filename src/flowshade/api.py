@@ -241,7 +241,7 @@ class StyledRenderer:
                     last = min(first + window, segment.stop)
                     with nullcontext() if timer is None else timer.stage("read"):
                         gbuffer = _read(clip, first, last, size)
-                        given = gbuffer if not self.takes_codes else self._given(clip, first, last, size)
+                        given: Any = gbuffer if not self.takes_codes else self._given(clip, first, last, size)
                     frames = self.model.push(given, steps=self.steps)
                     yield Window(start=first, gbuffer=gbuffer, frames=frames)
                     if progress is not None:
@@ -267,6 +267,7 @@ def load_renderer(
     name: str | Path = COMPACT,
     *,
     checkpoint: str | Path | None = None,
+    text_device: torch.device | str | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     steps: int | None = None,
@@ -277,6 +278,7 @@ def load_renderer(
     Args:
         name: "compact", the model that ships with the package, "alaya-flash", or the path of a `.safetensors` file.
         checkpoint: of "alaya-flash": its folder or its transformer's file; None looks where `models pull` puts it.
+        text_device: of "alaya-flash": where prompts are encoded; None takes `device`.
         device: where it runs; None takes a GPU when there is one.
         dtype: what matrix products run in; None takes bfloat16 on a GPU and float32 on a CPU.
         steps: denoising steps a window; fewer are faster. None takes the model's own.
@@ -286,7 +288,8 @@ def load_renderer(
         CheckpointError: weights that are missing, or are not what was expected.
     """
     if name == FLASH:
-        loaded = load_flash(None if checkpoint is None else Path(checkpoint), device=device, dtype=dtype)
+        given = None if checkpoint is None else Path(checkpoint)
+        loaded = load_flash(given, device=device, dtype=dtype, text_device=text_device)
         return FlashStream(
             loaded.renderer,
             name=FLASH,

@@ -32,6 +32,9 @@ Fps = Annotated[float | None, arg(metavar="FPS", help="Frames a second; by defau
 Format = Annotated[str | None, arg(metavar="NAME", help="Read it as this format instead of finding out.")]
 FrameCount = Annotated[int | None, arg(metavar="N", help="How many frames; by default all.")]
 Size = Annotated[str | None, arg(metavar="HxW", help="Height and width in pixels, such as 240x416.")]
+TextDevice = Annotated[
+    str, arg(metavar="NAME", help="Where upstream's text encoder runs, 11.4 GB: auto (with the model), cpu, cuda:N.")
+]
 StylesFile = Annotated[Path | None, arg(metavar="FILE", help="A further styles file (TOML).")]
 
 
@@ -142,6 +145,7 @@ def render(
         str, arg(metavar="NAME", help="A name (see: flowshade models list), or the path of a .safetensors file.")
     ] = "compact",
     checkpoint: Checkpoint = None,
+    text_device: TextDevice = "auto",
     styles: StylesFile = None,
     format: Format = None,
     compare: Annotated[bool, arg(help="Also write OUT.compare.mp4: the buffers beside the result.")] = False,
@@ -153,7 +157,13 @@ def render(
 
     path, windows = _one_clip(clip)
     renderer = load_renderer(
-        model, checkpoint=checkpoint, device=device, dtype=_parse_dtype(dtype), steps=steps, styles=styles
+        model,
+        checkpoint=checkpoint,
+        text_device=text_device,
+        device=device,
+        dtype=_parse_dtype(dtype),
+        steps=steps,
+        styles=styles,
     )
     job = report.RenderJob(
         clip=path,
@@ -361,6 +371,8 @@ def alaya(
     seed: Annotated[int, arg(metavar="N", help="The noise's.")] = 0,
     cfg_scale: Annotated[float, arg(metavar="X", help="Guidance; 1 is faster and without it.")] = 5.0,
     num_inference_steps: Annotated[int, arg(metavar="N", help="Denoising steps.")] = 50,
+    window: Annotated[int, arg(metavar="N", help="Frames made together, 4 n + 1; fewer take less memory.")] = 81,
+    text_device: TextDevice = "auto",
     reference: Annotated[
         bool, arg(help="Round between steps as upstream's script does, to reproduce its pixels.")
     ] = False,
@@ -385,7 +397,8 @@ def alaya(
         height=height,
         width=width,
         seed=seed,
-        config=TeacherConfig(steps=num_inference_steps, cfg_scale=cfg_scale, reference=reference),
+        config=TeacherConfig(steps=num_inference_steps, cfg_scale=cfg_scale, window=window, reference=reference),
+        text_device=text_device,
         device=None if gpu is None else f"cuda:{gpu}",
         dtype=_parse_dtype("bfloat16") if reference else None,
     )
@@ -393,6 +406,44 @@ def alaya(
         outputs = run_alaya(job, progress, _warn)
     for name, path in outputs.items():
         print(f"{name:<16} {path}")
+
+
+@app.command
+def budget(
+    model: Annotated[str, arg(metavar="NAME", help="compact, alaya-forward or alaya-flash.")] = "compact",
+    size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "480x832",
+    frames: Annotated[int, arg(metavar="N", help="How many.")] = 81,
+    gpu_memory: Annotated[
+        float | None, arg(metavar="GIB", help="Memory to fit into, such as 8, 12, 16 or 24; by default the card's.")
+    ] = None,
+    card: Annotated[
+        str | None, arg(metavar="NAME", help="Predict for this card (h200, rtx-4090, ...); by default this machine.")
+    ] = None,
+    steps: Annotated[int | None, arg(metavar="N", help="Denoising steps; by default the model's own.")] = None,
+) -> None:
+    """Predict memory and time by stage, and the settings that fit. Status 2 if none do."""
+    from flowshade import budget as costs
+    from flowshade.device import choose_device
+
+    rates = costs.measure_rates(choose_device(None)) if card is None else costs.card(card)
+    memory = rates.memory if gpu_memory is None else gpu_memory * costs.GIB
+    found, fits = costs.plan(
+        model, size=_parse_size(size), frames=frames, memory=memory, dtype=rates.dtype, steps=steps
+    )
+    print(f"{model}, {frames} frames of {size}, {rates.name}, {str(rates.dtype).removeprefix('torch.')} (predicted)")
+    for stage in found.stages:
+        print(
+            f"  {stage.name:<16} {stage.seconds(rates):>9.2f} s  {stage.resident / costs.GIB:>7.2f} GiB, of it weights "
+            f"{stage.weights / costs.GIB:.2f} and activations {stage.cost.peak / costs.GIB:.2f}"
+        )
+    seconds = found.seconds(rates)
+    rate, peak = frames / seconds, found.peak / costs.GIB
+    print(f"  {'together':<16} {seconds:>9.2f} s, {rate:.2f} frames a second; peak {peak:.2f} GiB")
+    print("settings: " + ", ".join(f"{name} {value}" for name, value in found.settings.items()))
+    if not fits:
+        raise FlowshadeError(
+            f"{model} at {size} needs {found.peak / costs.GIB:.1f} GiB even so; give a smaller --size or another model."
+        )
 
 
 app.command(world_app, name="world", help="Procedural worlds: list them, record clips from them.")

@@ -144,9 +144,9 @@ class CausalConv3d(nn.Conv3d):
     """A convolution that looks at the past only; before a stream's start lie zeros."""
 
     def __init__(self, channels: int, width: int, kernel: int | tuple[int, int, int]) -> None:
-        kernel = (kernel,) * 3 if isinstance(kernel, int) else kernel
-        super().__init__(channels, width, kernel, padding=(0, kernel[1] // 2, kernel[2] // 2))
-        self.past = kernel[0] - 1
+        frames, height, across = (kernel, kernel, kernel) if isinstance(kernel, int) else kernel
+        super().__init__(channels, width, (frames, height, across), padding=(0, height // 2, across // 2))
+        self.past = frames - 1
         """Frames it looks back."""
 
     def forward(self, x: Float[Tensor, "B C T h w"], state: ConvState) -> Float[Tensor, "B D T h w"]:  # pyright: ignore[reportIncompatibleMethodOverride]

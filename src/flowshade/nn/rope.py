@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from flowshade.nn.precision import full_precision
+
 
 @dataclass(frozen=True)
 class Rotation:
@@ -57,7 +59,7 @@ def rotation(
         pool: how many positions one token covers; it gets the mean of their cosines and sines (Helios), the
             edges repeated where the grid does not divide.
     """
-    with torch.autocast(times.device.type, enabled=False):
+    with full_precision(times.device):
         angles = torch.cat(_axis_angles(times, grid, dims, theta), -1)  # [L, h, w, D]
         cos, sin = angles.cos(), angles.sin()
         if pool != (1, 1, 1):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from flowshade.nn.attention import Attention, FeedForward, KeysValues
 from flowshade.nn.embedding import TwoLayers, sinusoid
+from flowshade.nn.precision import autocast_enabled, full_precision
 from flowshade.nn.rope import Rotation, pad_to_multiple, rotation
 from flowshade.renderer.memory import History, HistoryBand
 
@@ -376,7 +377,7 @@ class ConditionEmbedder(nn.Module):
         self, timestep: Float[Tensor, "B"], pooled: Tensor | None, sun: Tensor | None
     ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B 6 D"]]:
         """The embedding of a noise level and a look, and its six modulations; float32."""
-        with torch.autocast(timestep.device.type, enabled=False):
+        with full_precision(timestep.device):
             temb = self.time_embedder(sinusoid(timestep, self.freq_dim))
             if pooled is not None:
                 temb = temb + self.look_embedder(pooled.to(temb.dtype)) + self._embed_sun(sun, temb)
@@ -531,7 +532,7 @@ def _tokens(volume: Tensor) -> Tensor:
 
 def _residual(x: Tensor) -> Tensor:
     """The residual stream: float32 when autocast picks the layers' types, the weights' type otherwise."""
-    return x.float() if torch.is_autocast_enabled(x.device.type) else x
+    return x.float() if autocast_enabled(x.device) else x
 
 
 def _modulate(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
