@@ -72,3 +72,18 @@ def test_render_benchmark(tmp_path: Path, monkeypatch, capsys) -> None:
         assert result["first_frame_ms"] > 0
         assert result["p99_ms"] >= result["median_ms"] > 0
         assert result["peak_memory_mib"] > 0
+
+
+@pytest.mark.parametrize("memory", ["full", "one_way"])
+def test_flash_benchmark(memory: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    benchmark = load("benchmarks/flash.py", monkeypatch)
+    monkeypatch.setattr(benchmark, "WARM_UP", 2)
+    options = ["--tiny", "--device", "cpu", "--size", "32x48", "--windows", "2", "--window", "4", "--steps", "1"]
+    monkeypatch.setattr("sys.argv", ["flash.py", *options, "--memory", memory, "--json", str(tmp_path / "r.json")])
+    benchmark.main()
+    out = capsys.readouterr().out
+    assert "| 32x48 | float32 |" in out and "| transformer |" in out
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert (result["window"], result["steps"], result["memory"]) == (4, 1, memory)
+    assert set(result["reached"]) == {"encode", "history", "transformer", "decode"}
+    assert result["growth_mib"] == 0

@@ -84,7 +84,8 @@ def card(name: str) -> Rates:
     if name not in PEAKS:
         raise FlowshadeError(f"unknown card {name!r}; expected one of {', '.join(PEAKS)}.")
     peak, gigabytes = PEAKS[name]
-    return Rates(name=name, memory=gigabytes * GIB, **{kind: share * peak * 1e12 for kind, share in REACHED.items()})
+    linear, conv, attention = (REACHED[kind] * peak * 1e12 for kind in ("linear", "conv", "attention"))
+    return Rates(name=name, linear=linear, conv=conv, attention=attention, memory=gigabytes * GIB)
 
 
 def measure_rates(device: torch.device) -> Rates:
