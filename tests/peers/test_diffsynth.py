@@ -50,6 +50,9 @@ class _Anything(ModuleType):
 
 @pytest.fixture(scope="module", autouse=True)
 def stand_ins() -> Iterator[None]:
+    import transformers
+
+    assert transformers.Wav2Vec2Processor  # looks for torchvision when first used, so before anything stands in
     added = [name for name in UNUSED if name not in sys.modules and importlib.util.find_spec(name) is None]
     for name in added:
         sys.modules[name] = _Anything(name)
