@@ -84,14 +84,19 @@ def _download(source: Source, folder: Path, revision: str | None) -> str:
     """Downloads a file, or a folder's files; returns the commit they are of."""
     try:
         from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError
     except ImportError as error:
         raise MissingDependencyError(
             f"downloading needs huggingface_hub, which failed to import ({error}); "
             "install it with: pip install huggingface_hub"
         ) from error
-    commit = HfApi().model_info(source.repo, revision=revision).sha
     pattern = f"{source.path}*" if source.path.endswith("/") else [source.path, f"{source.path}/*"]
-    snapshot_download(source.repo, revision=commit, allow_patterns=pattern, local_dir=folder)
+    network_error = HfHubHTTPError.__bases__[0]  # of whichever HTTP client this version uses; not always an OSError
+    try:
+        commit = HfApi().model_info(source.repo, revision=revision).sha
+        snapshot_download(source.repo, revision=commit, allow_patterns=pattern, local_dir=folder)
+    except network_error as error:
+        raise ConnectionError(str(error)) from error
     if not (folder / source.path).exists():
         raise FileNotFoundError(f"{source.repo} at {commit} holds no {source.path}")
     return commit or "main"
