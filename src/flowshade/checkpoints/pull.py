@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from flowshade.checkpoints.catalogue import Model, Part, Source
 from flowshade.checkpoints.loading import find_part, models_folder
@@ -91,7 +92,8 @@ def _download(source: Source, folder: Path, revision: str | None) -> str:
             "install it with: pip install huggingface_hub"
         ) from error
     pattern = f"{source.path}*" if source.path.endswith("/") else [source.path, f"{source.path}/*"]
-    network_error = HfHubHTTPError.__bases__[0]  # of whichever HTTP client this version uses; not always an OSError
+    # The error of whichever HTTP client this version uses; not always an OSError.
+    network_error = cast(type[Exception], HfHubHTTPError.__bases__[0])
     try:
         commit = HfApi().model_info(source.repo, revision=revision).sha
         snapshot_download(source.repo, revision=commit, allow_patterns=pattern, local_dir=folder)
