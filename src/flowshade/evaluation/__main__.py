@@ -41,6 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--window", type=int, default=WorldSuite.window)
     parser.add_argument("--workers", type=int, default=0, help="processes that trace; 0 = this one does")
     parser.add_argument("--looks", nargs="+", default=WorldSuite.looks, choices=tuple(LOOKS))
+    parser.add_argument("--reference", default=WorldSuite.reference, choices=("direct", "paths"))
     options = parser.parse_args(arguments)
     suite = WorldSuite(
         worlds=options.worlds,
@@ -49,6 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
         steps=tuple(options.steps),
         window=options.window,
         looks=tuple(options.looks),
+        reference=options.reference,
     )
     renderer = load_renderer_file(options.model, device=options.device).eval()
     contexts = canonical_contexts(options.captions, options.device)

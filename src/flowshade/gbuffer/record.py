@@ -17,9 +17,10 @@ from torch import Tensor
 
 from flowshade.gbuffer.io import ClipWriter
 from flowshade.gbuffer.look import LOOKS, Look
-from flowshade.gbuffer.trace import Tracer
-from flowshade.types import GBuffer, stream_frame
-from flowshade.world import CameraPath, World, camera_at, step
+from flowshade.gbuffer.rollout import rollout
+from flowshade.gbuffer.trace import Reference, Tracer
+from flowshade.types import GBuffer
+from flowshade.world import CameraPath, World
 
 
 def record(
@@ -33,6 +34,7 @@ def record(
     seed: int = 0,
     path: CameraPath | None = None,
     samples: int = 4,
+    reference: Reference = "direct",
 ) -> Iterator[tuple[GBuffer, Tensor | None]]:
     """Yields the world frame by frame from time 0, in constant memory.
 
@@ -46,6 +48,7 @@ def record(
         seed: of the sampling patterns; another seed gives other noise, never another world.
         path: a camera path instead of the world's own.
         samples: material samples a pixel.
+        reference: how the pictures are made, as in `Tracer`.
 
     Yields:
         The G-buffer of one frame (all channels and the camera, on `device`), and the picture `[1, 3, H, W]`,
@@ -58,25 +61,10 @@ def record(
         raise ValueError(f"record got frames={frames}; expected at least 1.")
     # Checks come before the first frame is asked for: a generator function would delay them.
     world = world.with_fps(fps)
-    tracer = Tracer(world.model, size=size, device=device, samples=samples, seed=seed)
-    return _frames(world, tracer, path or world.camera_path, frames, look, seed)
-
-
-def _frames(
-    world: World, tracer: Tracer, path: CameraPath, frames: int, look: Look | None, seed: int
-) -> Iterator[tuple[GBuffer, Tensor | None]]:
-    data = world.reset()
-    stream = stream_frame(camera_at(path, [0.0], *tracer.size).pose[0])
-    previous = None
-    for frame in range(frames):
-        if frame:
-            step(world, data)
-        camera = camera_at(path, [frame / world.fps], *tracer.size)
-        tracer.update(data)
-        gbuffer = tracer.gbuffer(camera, previous)
-        picture = None if look is None else tracer.shade(look, camera, stream=stream, seed=seed)
-        yield gbuffer, picture
-        previous = camera
+    tracer = Tracer(world.model, size=size, device=device, samples=samples, seed=seed, reference=reference)
+    looks = () if look is None else (look,)
+    traced = rollout(world, tracer, frames=frames, looks=looks, path=path, seed=seed)
+    return ((frame.gbuffer, frame.pictures[0] if frame.pictures else None) for frame in traced)
 
 
 def record_clip(
@@ -92,6 +80,7 @@ def record_clip(
     seed: int = 0,
     path: CameraPath | int = 0,
     samples: int = 4,
+    reference: Reference = "direct",
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
@@ -109,6 +98,7 @@ def record_clip(
         seed: of the sampling patterns; another seed gives other noise, never another world.
         path: which of the world's camera paths, 0 being its own; or one of yours.
         samples: material samples a pixel.
+        reference: how the pictures are made, as in `Tracer`.
         overwrite: replace an existing clip folder.
         progress: called with (frames done, frames in all) after each frame.
 
@@ -124,12 +114,12 @@ def record_clip(
     name, chosen = _look(look)
     stream = record(
         world, frames=total, fps=fps, size=size, look=chosen, device=device, seed=seed, path=_path(world, path),
-        samples=samples,
+        samples=samples, reference=reference,
     )  # fmt: skip
     meta = {
         "world": world.name, "seed": world.seed, "path": path if isinstance(path, int) else "custom",
         "look": name, "look_caption": chosen.caption() if chosen else None,
-        "samples": samples, "sampling_seed": seed,
+        "samples": samples, "sampling_seed": seed, "reference": reference if chosen else None,
     }  # fmt: skip
     with ClipWriter(out_dir, size=size, fps=fps, caption=world.description, meta=meta, overwrite=overwrite) as writer:
         for done, (gbuffer, picture) in enumerate(stream, 1):
