@@ -39,7 +39,8 @@ class WorldSuite:
 
     worlds: int = 32
     kinds: tuple[str, ...] = ("street", "hills")
-    looks: tuple[str, ...] = tuple(LOOKS)
+    looks: tuple[str, ...] = (*CANONICAL, "autumn", "neon", "underwater")
+    """By default those that the shipped weights were trained in."""
     size: tuple[int, int] = (240, 416)
     frames: int = 24
     fps: float = 24.0

@@ -697,10 +697,9 @@ def smooth(
     sum_mirror = zero
     scatter = wp.vec3(0.0, 0.0, 0.0)
     scatter_weight = float(0.0)
-    rough = roughness[i]
-    if light.wetness > 0.0:  # wet ground reflects sharply, whatever it is when dry
-        rough = wp.lerp(rough, rough * 0.2 + 0.04, light.wetness)
-    blur = saturate((rough - 0.05) * 5.0)
+    m = Material()
+    m.roughness = roughness[i]
+    blur = saturate((weathered(light, m, n, p).roughness - 0.05) * 5.0)  # wet ground reflects sharply
     reach = wp.where(g >= 0, hits.t[i], 1.0e3)
     tolerance = 0.01 + 2.0 * float(stride) * reach / view.fx
     for dy in range(-2, 3):

@@ -391,7 +391,17 @@ class Tracer:
             "absorption",
         ):
             setattr(light, name, wp.vec3(*getattr(look, name)))
-        for name in ("cloudiness", "stars", "fog_density", "fog_height", "snow", "wetness", "autumn", "exposure"):
+        for name in (
+            "cloudiness",
+            "stars",
+            "fog_density",
+            "fog_height",
+            "snow",
+            "wetness",
+            "puddles",
+            "autumn",
+            "exposure",
+        ):
             setattr(light, name, float(getattr(look, name)))
         light.lamps = wp.vec3(*(look.lamps * tint for tint in look.lamp_tint))
         light.harmonics = light_kernels.mat93(*shade.ambient_coefficients(look).flatten().tolist())

@@ -9,10 +9,13 @@ import numpy as np
 
 from flowshade.world.camera import plan_path
 from flowshade.world.errors import WorldError
+from flowshade.world.harbour import build_harbour
 from flowshade.world.hills import build_hills
+from flowshade.world.rooms import build_rooms
 from flowshade.world.scene import Scene
 from flowshade.world.street import build_street
 from flowshade.world.world import World
+from flowshade.world.yard import build_yard
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,15 @@ WORLDS: dict[str, WorldKind] = {
         build_hills,
         "hills around a trail: cars, trees, rocks, cabins, fences, lamps, rolling balls, some ponds",
         2,
+    ),
+    "yard": WorldKind(
+        build_yard, "a works yard: fork-lifts, workers, containers, tanks, cranes, machines, toppling crates", 3
+    ),
+    "rooms": WorldKind(
+        build_rooms, "a flat: furnished rooms with doorways and windows, lamps, people pacing, a fan, loose boxes", 4
+    ),
+    "harbour": WorldKind(
+        build_harbour, "a quay by still water: moored and sailing boats, cranes, houses, vehicles, people, goods", 5
     ),
 }
 
