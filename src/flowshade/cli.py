@@ -211,6 +211,11 @@ def world_record(
     ] = "none",
     samples: Annotated[int, arg(metavar="N", help="Material samples a pixel.")] = 4,
     sampling_seed: Annotated[int, arg(metavar="N", help="Of the sampling pattern: other noise, the same world.")] = 0,
+    reference: Annotated[
+        Literal["direct", "paths"], arg(help="How the picture is made: direct light (fast), or path-traced.")
+    ] = "direct",
+    blur: Annotated[int, arg(metavar="N", help="Also keep a motion-blurred picture of N sub-frames.")] = 0,
+    resume: Annotated[bool, arg(help="Go on with a recording of the same settings that was stopped.")] = False,
     device: Device = "auto",
     overwrite: Annotated[bool, arg(help="Replace DIR if it exists.")] = False,
 ) -> None:
@@ -231,6 +236,9 @@ def world_record(
             seed=sampling_seed,
             path=path,
             samples=samples,
+            reference=reference,
+            blur=blur,
+            resume=resume,
             overwrite=overwrite,
             progress=progress,
         )

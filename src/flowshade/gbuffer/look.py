@@ -344,8 +344,8 @@ def _indoor(*, lamps: float = 1.0, warm: bool = True) -> Look:
         ground=(0.05, 0.05, 0.06),
         fog_color=(0.18, 0.20, 0.26),
         lamps=lamps,
-        lamp_tint=(1.0, 0.76, 0.48) if warm else (0.86, 0.95, 1.0),
-        exposure=1.5,
+        lamp_tint=(1.0, 0.82, 0.60) if warm else (0.86, 0.95, 1.0),
+        exposure=0.8,
     )
 
 

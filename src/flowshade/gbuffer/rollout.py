@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mujoco
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flowshade.color import linear_to_srgb, srgb_to_linear
 from flowshade.gbuffer.look import Look
 from flowshade.gbuffer.trace import Tracer
 from flowshade.types import GBuffer, stream_frame
@@ -38,6 +41,7 @@ def rollout(
     first: int = 0,
     state: NDArray[np.float64] | None = None,
     visit: Callable[[int, mujoco.MjData], None] | None = None,
+    wanted: Callable[[int], bool] | None = None,
 ) -> Iterator[TracedFrame]:
     """Yields frames `first` to `frames` - 1 of a world from time 0, in constant memory.
 
@@ -55,6 +59,7 @@ def rollout(
         state: the physics of frame `first` - 1, as `visit` was shown it (`save_state`); without it the frames before
             `first` are simulated first.
         visit: called with each frame's index and physics once it is traced.
+        wanted: says by index which frames are traced and yielded; all by default.
     """
     path = path or world.camera_path
     stream = stream_frame(camera_at(path, [0.0], *tracer.size).pose[0])
@@ -73,14 +78,52 @@ def rollout(
     for index in range(first, frames):
         camera = camera_at(path, [index / world.fps], *tracer.size)
         tracer.update(data)
-        gbuffer = tracer.gbuffer(camera, previous)
-        pictures = tuple(tracer.shade(look, camera, stream=stream, seed=seed) for look in looks)
+        traced = None
+        if wanted is None or wanted(index):
+            gbuffer = tracer.gbuffer(camera, previous)
+            pictures = tuple(tracer.shade(look, camera, stream=stream, seed=seed) for look in looks)
+            traced = TracedFrame(index=index, gbuffer=gbuffer, pictures=pictures)
         if visit is not None:
             visit(index, data)
-        yield TracedFrame(index=index, gbuffer=gbuffer, pictures=pictures)
+        if traced is not None:
+            yield traced
         previous = camera
         if index + 1 < frames:
             step(world, data)
+
+
+def blurred_rollout(
+    world: World, tracer: Tracer, *, frames: int, looks: Sequence[Look], subframes: int, first: int = 0, **options: Any
+) -> Iterator[tuple[TracedFrame, tuple[Tensor, ...]]]:
+    """Like `rollout`, with a second version of each picture that has motion blur.
+
+    The shutter opens with a frame and closes half-way to the next one (180 degrees). `subframes` true frames of world
+    time, camera and things moved in each, are averaged in linear light; the first of them is the sharp frame.
+
+    Args:
+        world: runs at `2 * subframes` times the clip's frame rate: give `world.with_fps(2 * subframes * fps)`. Its
+            motion vectors are left out of the sharp frames, since they would span a sub-frame.
+        subframes: at least 1.
+        first: the frame to begin with.
+        options: as in `rollout`; `state` and `visit` count sub-frames.
+    """
+    stride = 2 * subframes
+    sums: list[Tensor] = []
+    sharp = None
+    parts = rollout(
+        world, tracer, frames=frames * stride, looks=looks, first=first * stride,
+        wanted=lambda index: index % stride < subframes, **options,
+    )  # fmt: skip
+    for part in parts:
+        index, step_in = divmod(part.index, stride)
+        if step_in == 0:
+            gbuffer = part.gbuffer.replace(motion=None)
+            sharp = TracedFrame(index=index, gbuffer=gbuffer, pictures=part.pictures)
+            sums = [torch.zeros_like(picture) for picture in part.pictures]
+        sums = [total + srgb_to_linear(picture) for total, picture in zip(sums, part.pictures)]
+        if step_in == subframes - 1:
+            assert sharp is not None
+            yield sharp, tuple(linear_to_srgb(total / subframes) for total in sums)
 
 
 _STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)

@@ -189,6 +189,8 @@ class ClipWriter:
         meta: anything JSON can hold, given back by the reader.
         precision: "mixed" (float16 for albedo, roughness, metallic) or "float32" (everything bit for bit).
         overwrite: replace an existing clip folder (never any other folder).
+        resume_at: None for a folder that is written in one go. A number keeps what is written in `partial_folder(path)`
+            when the writer stops early, and goes on there after that many frames.
     """
 
     def __init__(
@@ -202,10 +204,11 @@ class ClipWriter:
         meta: dict[str, Any] | None = None,
         precision: Precision = "mixed",
         overwrite: bool = False,
+        resume_at: int | None = None,
     ) -> None:
         self.path = Path(path)
         self.size = (int(size[0]), int(size[1]))
-        self.frames = 0
+        self.frames = resume_at or 0
         _check_clip_request(self.path, channels, fps, overwrite)
         self._fps = float(fps)
         self._channels = channels
@@ -214,27 +217,41 @@ class ClipWriter:
         self._precision: Precision = precision
         self._has_camera: bool | None = None
         self._has_rgb: bool | None = None
+        self._keeps = resume_at is not None
         self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        shutil.rmtree(self._temporary, ignore_errors=True)
-        (self._temporary / "frames").mkdir(parents=True)
+        if self._keeps:
+            self._temporary = partial_folder(self.path)
+        if not self.frames:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+        (self._temporary / "frames").mkdir(parents=True, exist_ok=True)
         self._open = True
 
-    def append(self, gbuffer: GBuffer, rgb: Float[Tensor, "T 3 H W"] | None = None) -> None:
+    def append(
+        self,
+        gbuffer: GBuffer,
+        rgb: Float[Tensor, "T 3 H W"] | None = None,
+        blurred: Float[Tensor, "T 3 H W"] | None = None,
+    ) -> None:
         """Adds frames, with their reference pictures (display sRGB in [0, 1]) if the clip has any.
+
+        `blurred` are the same with motion blur, kept as `blur/000000.png` beside the sharp ones.
 
         Raises:
             ClipError: another size, or other channels, camera or pictures than the first run.
         """
         self._settle(gbuffer, rgb)
         gbuffer = gbuffer.to("cpu")
-        pictures = None if rgb is None else to_uint8(rgb.float().cpu()).numpy()
+        given = {"rgb": rgb, "blur": blurred}
+        pictures = {kind: to_uint8(value.float().cpu()).numpy() for kind, value in given.items() if value is not None}
+        for kind in pictures:
+            (self._temporary / kind).mkdir(exist_ok=True)
         for index in range(gbuffer.frames):
             name = f"{self.frames:06d}"
             write_exr(
                 self._temporary / "frames" / f"{name}.exr", self._planes(gbuffer, index), _attributes(gbuffer, index)
             )
-            if pictures is not None:
-                write_png(self._temporary / "rgb" / f"{name}.png", pictures[index])
+            for kind, values in pictures.items():
+                write_png(self._temporary / kind / f"{name}.png", values[index])
             self.frames += 1
 
     def _settle(self, gbuffer: GBuffer, rgb: Tensor | None) -> None:
@@ -245,8 +262,6 @@ class ClipWriter:
             self._channels = tuple(gbuffer.channels())
         if self._has_camera is None:
             self._has_camera, self._has_rgb = gbuffer.camera is not None, rgb is not None
-            if self._has_rgb:
-                (self._temporary / "rgb").mkdir()
         if gbuffer.size != self.size:
             raise ClipError(f"{self.path} got frames of {gbuffer.size}; expected {self.size}. Resize them first.")
         lacking = [name for name in self._channels if name not in gbuffer.channels()]
@@ -302,8 +317,10 @@ class ClipWriter:
         move_into_place(self._temporary, self.path)
 
     def discard(self) -> None:
-        """Removes what was written so far."""
+        """Removes what was written so far, unless the clip can be resumed."""
         self._open = False
+        if self._keeps:
+            return
         shutil.rmtree(self._temporary, ignore_errors=True)
 
     def __enter__(self) -> ClipWriter:
@@ -316,6 +333,11 @@ class ClipWriter:
             self.close()
         else:
             self.discard()
+
+
+def partial_folder(path: Path | str) -> Path:
+    """Where a clip that can be resumed is kept until it is complete."""
+    return Path(path).with_name(f".{Path(path).name}.part")
 
 
 def _attributes(gbuffer: GBuffer, index: int) -> dict[str, Any]:
