@@ -258,5 +258,5 @@ def test_world_record_then_render(debug_model: Path, capsys) -> None:
     assert main([*record, "--look", "sunyn"]) == 2
     assert "unknown look 'sunyn'; expected one of sunny" in capsys.readouterr().err
     assert main(["world", "record", "city", "-o", "c"]) == 2
-    assert "unknown world 'city'; expected one of street, hills, or the path" in capsys.readouterr().err
+    assert "unknown world 'city'; expected one of street, hills," in capsys.readouterr().err
     assert files() == {"clip", "out.mp4", "out.json"}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 app = tyro.extras.SubcommandApp()
 world_app = tyro.extras.SubcommandApp()
+data_app = tyro.extras.SubcommandApp()
 
 Device = Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda or cuda:N; auto takes a GPU when there is one.")]
 Fps = Annotated[float | None, arg(metavar="FPS", help="Frames a second; by default what the clip states.")]
@@ -248,6 +249,50 @@ def world_record(
 app.command(world_app, name="world", help="Procedural worlds: list them, record clips from them.")
 
 
+@data_app.command(name="generate")
+def data_generate(
+    output: Annotated[Path, arg(name="output", aliases=["-o"], metavar="DIR", help="The dataset folder.")],
+    kinds: Annotated[tuple[str, ...], arg(metavar="KIND", help="Kinds of world, taken in turn.")] = (
+        "street", "hills", "yard", "rooms", "harbour",
+    ),
+    clips: Annotated[int, arg(metavar="N", help="How many clips.")] = 10,
+    seconds: Annotated[float, arg(metavar="S", help="Length of a clip.")] = 10.0,
+    size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "720x1280",
+    fps: Annotated[float, arg(metavar="FPS", help="Frames a second.")] = 30.0,
+    look: Annotated[str, arg(metavar="NAME", help="A look, any (one drawn for each clip), or none.")] = "any",
+    reference: Annotated[
+        Literal["direct", "paths"], arg(help="How pictures are made: direct light (fast), or path-traced.")
+    ] = "paths",
+    blur: Annotated[int, arg(metavar="N", help="Also keep motion-blurred pictures of N sub-frames.")] = 0,
+    seed: Annotated[int, arg(metavar="N", help="Of the first clip's world.")] = 0,
+    workers: Annotated[int, arg(metavar="N", help="Processes; 0 records in this one.")] = 0,
+    device: Device = "auto",
+    project_only: Annotated[bool, arg(help="Say what disk and time it would take, and stop.")] = False,
+) -> None:  # fmt: skip
+    """Record a dataset of clips from many worlds; what is complete is kept when it is run again."""
+    from flowshade.dataset.generate import DatasetPlan, generate, project
+    from flowshade.device import choose_device
+
+    plan = DatasetPlan(
+        kinds=kinds, clips=clips, seconds=seconds, size=_parse_size(size), fps=fps, look=look, reference=reference,
+        blur=blur, first_seed=seed,
+    )  # fmt: skip
+    chosen = str(choose_device(device))
+    projection = project(plan, workers=max(workers, 1), device=chosen)
+    print(f"projected: {projection.text()}")
+    if project_only:
+        return
+    with _progress("recording", "clips") as progress:
+        index = generate(plan, output, workers=workers, device=chosen, progress=progress)
+    print(
+        f"wrote {output}: {len(index['clips'])} clips, {index['frames']:,} frames, {index['bytes'] / 2**20:.1f} MiB "
+        f"(projected {projection.bytes / 2**20:.1f}) in {index['seconds']:.1f} s (projected {projection.seconds:.1f})"
+    )
+
+
+app.command(data_app, name="data", help="Datasets of recorded clips.")
+
+
 @app.command
 def train(
     preset: Annotated[
@@ -357,10 +402,10 @@ def _parse_dtype(name: str) -> Any:
 
 
 @contextmanager
-def _progress(task: str) -> Iterator[Callable[[int, int], None]]:
+def _progress(task: str, unit: str = "frames") -> Iterator[Callable[[int, int], None]]:
     """A bar with rate and time left on stderr (a line now and then where that is no terminal).
 
-    Gives a function to call with frames done and frames in all.
+    Gives a function to call with frames (or other units) done and in all.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -379,7 +424,7 @@ def _progress(task: str) -> Iterator[Callable[[int, int], None]]:
 
         def progress(done: int, total: int) -> None:
             speed = bar.tasks[0].speed
-            bar.update(row, completed=done, total=total, rate="" if speed is None else f"{speed:.1f} frames/s")
+            bar.update(row, completed=done, total=total, rate="" if speed is None else f"{speed:.1f} {unit}/s")
             if not console.is_terminal:
                 lines.show(done, total)
 

@@ -452,7 +452,7 @@ def mixture_caption(first: Look, second: Look, share: float, rng: RandomSource |
     words = [look.caption(rng).rstrip(".") for look in (first, second)]
     more, less = words if share <= 0.5 else words[::-1]
     less = less[0].lower() + less[1:]
-    link = "half" if abs(share - 0.5) < 0.1 else "a little" if min(share, 1 - share) < 0.3 else "partly"
+    link = "half" if abs(share - 0.5) < 0.08 else "a little" if min(share, 1 - share) < 0.3 else "partly"
     return f"{more}, {link} {less}." if link != "half" else f"Half {words[0][0].lower()}{words[0][1:]}, half {less}."
 
 
