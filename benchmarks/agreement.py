@@ -1,8 +1,8 @@
-"""Does the path-traced reference agree with an independent renderer? The same simple scene in Flowshade and in Cycles.
+"""Does the path-traced reference agree with an independent renderer? One simple scene in Flowshade and in Cycles.
 
-    python benchmarks/agreement.py ours --out out/cycles          # where Flowshade is installed
-    PYTHON benchmarks/agreement.py cycles --out out/cycles        # a Python of its own: pip install bpy==5.0.1 "numpy<2"
-    python benchmarks/agreement.py compare --out out/cycles       # errors of linear radiance, and a picture of both
+    python benchmarks/agreement.py ours --out out/cycles        # where Flowshade is installed
+    PYTHON benchmarks/agreement.py cycles --out out/cycles      # a Python with: pip install bpy==5.0.1 "numpy<2"
+    python benchmarks/agreement.py compare --out out/cycles     # errors of linear radiance, and a picture of both
 
 The scene: a floor, a coloured box, a rough and a smooth dielectric ball, a brushed and a polished metal ball, under a
 soft sun and an even sky. Same geometry, materials, camera, sun; Cycles takes them as a Principled BSDF of IOR 1.5 (f0 =

@@ -48,17 +48,17 @@ class _Habit:
 
 
 _HABITS: dict[str, _Habit] = {
-    "rain": _Habit(count=3000, reach=9.0, velocity=(0.5, 0.2, -8.0), wander=0.0, radius=0.004, opacity=0.5,
+    "rain": _Habit(count=3000, reach=9.0, velocity=(0.5, 0.2, -8.0), wander=0.0, radius=0.006, opacity=0.5,
                    shutter=1 / 50, colour=(0.95, 0.98, 1.0)),
     "snow": _Habit(count=2500, reach=8.0, velocity=(0.25, 0.1, -1.1), wander=0.25, radius=0.012, opacity=0.9,
                    shutter=1 / 50, colour=(1.0, 1.0, 1.0)),
-    "fireflies": _Habit(count=160, reach=10.0, velocity=(0.0, 0.0, 0.02), wander=0.8, radius=0.02, opacity=1.0,
+    "fireflies": _Habit(count=160, reach=10.0, velocity=(0.0, 0.0, 0.02), wander=0.8, radius=0.03, opacity=1.0,
                         shutter=1 / 50, colour=(1.4, 1.5, 0.35), glows=True),
-    "bubbles": _Habit(count=400, reach=6.0, velocity=(0.0, 0.0, 0.45), wander=0.12, radius=0.015, opacity=0.45,
+    "bubbles": _Habit(count=400, reach=6.0, velocity=(0.0, 0.0, 0.45), wander=0.12, radius=0.02, opacity=0.45,
                       shutter=1 / 50, colour=(0.9, 1.0, 1.0)),
 }  # fmt: skip
 _NEAREST = 0.35  # metres: nothing is drawn closer to the lens
-_STREAK = 6  # points along the way that a particle makes while the shutter is open
+_STREAK = 16  # points along the way that a particle makes while the shutter is open
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ def _splat(mask: Tensor, depth: Tensor, x: Tensor, y: Tensor, z: Tensor, habit: 
     height, width = depth.shape
     radius = (habit.radius * camera.intrinsics[0, 0] / z.clamp(min=_NEAREST)).clamp(max=2.5)
     spread = radius.clamp(min=0.6)  # smaller ones cover part of a pixel
-    strength = habit.opacity / _STREAK * 2.0 * (radius / spread).square().clamp(min=0.02)
+    strength = habit.opacity * 8.0 / _STREAK * (radius / spread).clamp(min=0.05)
     # They fade in at the lens and out at the rim of the cube, where they would pop otherwise.
     strength = strength * ((z - _NEAREST) * 2).clamp(0, 1) * (2 * (1 - z / habit.reach)).clamp(0, 1)
     for dy in range(-2, 3):
