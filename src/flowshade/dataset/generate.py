@@ -29,6 +29,9 @@ from flowshade.world import make_world
 
 INDEX = "dataset.json"
 FORMAT, VERSION = "flowshade-dataset", 1
+_UNDER_A_ROOF = ("rooms",)
+_LAMPLIT = 0.7
+"""How often a clip under a roof is lit by its lamps: in daylight looks it is dark but for its windows."""
 _PROBE_FRAMES = (2, 8)
 """Lengths of the two recordings that are measured: their difference is free of set-up."""
 
@@ -79,11 +82,13 @@ class DatasetPlan:
         for index in range(self.clips):
             seed = self.first_seed + index
             kind = self.kinds[index % len(self.kinds)]
-            yield ClipJob(kind=kind, seed=seed, look=self._look(seed), plan=self)
+            yield ClipJob(kind=kind, seed=seed, look=self._look(kind, seed), plan=self)
 
-    def _look(self, seed: int) -> Look | None:
+    def _look(self, kind: str, seed: int) -> Look | None:
         if self.look == "any":
-            return sample_look(random.Random(seed))
+            rng = random.Random(seed)
+            lamplit = kind in _UNDER_A_ROOF and rng.random() < _LAMPLIT
+            return sample_look(rng, "indoor" if lamplit else None)
         return LOOKS.get(self.look)
 
 

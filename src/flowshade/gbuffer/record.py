@@ -162,7 +162,7 @@ def record_clip(
         frames_of: Any = blurred_rollout if blur else _plain_rollout
         for frame, blurred in frames_of(world, tracer, subframes=blur, **options):
             writer.append(frame.gbuffer, frame.pictures[0] if looks else None, blurred[0] if blurred else None)
-            if started is not None and writer.frames % CHECKPOINT_FRAMES == 0:
+            if started is not None and writer.frames % CHECKPOINT_FRAMES == 0 and writer.frames < total:
                 # With blur the shutter is closed for the last sub-frames of a frame: those are simulated again.
                 started.save(writer.frames, None if blur else states[frame.index])
             if progress is not None:

@@ -95,7 +95,7 @@ def _shell(scene: Scene, flat: Flat, white: str) -> None:
         for column in range(flat.columns):
             cx, cy = flat.centre(column, row)
             at = cy + (sy if row else -sy)
-            _wall(scene, flat, (cx - sx, at), (cx + sx, at), paints[0], white, float(rng.uniform(0.8, 1.5)), 0.9)
+            _wall(scene, flat, (cx - sx, at), (cx + sx, at), paints[0], white, float(rng.uniform(1.3, 2.1)), 0.7)
     for end in (-1, 1):
         for row in range(2):
             cy = flat.centre(0, row)[1]
