@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from flowshade.errors import FlowshadeError
 
@@ -21,10 +22,53 @@ if TYPE_CHECKING:
 app = tyro.extras.SubcommandApp()
 world_app = tyro.extras.SubcommandApp()
 
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What the files of a clip do not say about themselves; these go before gbuffer.json beside the clip."""
+
+    albedo_code: Annotated[Literal["srgb", "linear"] | None, arg(help="How albedo is stored.")] = None
+    normals: Annotated[
+        Literal["camera", "world", "skip"] | None, arg(help="The space of normals; skip leaves them out.")
+    ] = None
+    normal_axes: Annotated[
+        Literal["opengl", "directx", "opencv"] | None,
+        arg(help="Of camera-space normals: opengl is Y up, Z to the viewer; directx Y down; opencv Y down, Z away."),
+    ] = None
+    normal_code: Annotated[
+        Literal["signed", "half"] | None, arg(help="Of floating-point normals: as they are, or (n+1)/2.")
+    ] = None
+    up: Annotated[Literal["x", "y", "z"] | None, arg(help="Of world-space normals: the axis that points up.")] = None
+    handedness: Annotated[Literal["right", "left"] | None, arg(help="Of world-space normals.")] = None
+    depth_kind: Annotated[
+        Literal["planar", "ray"] | None, arg(help="Along the optical axis, or distance to the camera's centre.")
+    ] = None
+    depth_code: Annotated[
+        str | None,
+        arg(
+            metavar="CODE",
+            help="linear, inverse:S, unit:METRES, far:METRES, disparity:K, reversed-z:NEAR[,FAR] or z-buffer:NEAR,FAR.",
+        ),
+    ] = None
+    unit: Annotated[
+        str | None, arg(metavar="UNIT", help="Of linear distances: m, cm, mm, km, in, ft, or metres a unit.")
+    ] = None
+    fov: Annotated[float | None, arg(metavar="DEGREES", help="Horizontal field of view.")] = None
+    cameras: Annotated[Path | None, arg(metavar="JSON", help="The cameras file.")] = None
+    layer: Annotated[str | None, arg(metavar="NAME", help="The view layer of EXR files that hold several.")] = None
+
+    def stated(self) -> dict[str, Any]:
+        """What was given, as reader options."""
+        values = {name: value for name, value in vars(self).items() if value is not None}
+        return values | ({"cameras": str(self.cameras)} if self.cameras is not None else {})
+
+
 Device = Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda or cuda:N; auto takes a GPU when there is one.")]
 Fps = Annotated[float | None, arg(metavar="FPS", help="Frames a second; by default what the clip states.")]
 Format = Annotated[str | None, arg(metavar="NAME", help="Read it as this format instead of finding out.")]
 FrameCount = Annotated[int | None, arg(metavar="N", help="How many frames; by default all.")]
+NOTHING_STATED = Reading()
+ReadingFlags = Annotated[Reading, OmitArgPrefixes]
 Size = Annotated[str | None, arg(metavar="HxW", help="Height and width in pixels, such as 240x416.")]
 StylesFile = Annotated[Path | None, arg(metavar="FILE", help="A further styles file (TOML).")]
 
@@ -50,11 +94,12 @@ def inspect(
     format: Format = None,
     fps: Fps = None,
     sheet: Annotated[Path | None, arg(metavar="PNG", help="Also write a contact sheet of all channels.")] = None,
+    reading: ReadingFlags = NOTHING_STATED,
 ) -> None:
     """Say what a clip holds: format, frames, size, channels found and missing, ranges, axes, warnings."""
     from flowshade.gbuffer.io import inspect_clip
 
-    found = inspect_clip(path, format=format, fps=fps)
+    found = inspect_clip(path, format=format, fps=fps, **reading.stated())
     print(found)
     if sheet is not None:
         found.save_sheet(sheet)
@@ -75,6 +120,7 @@ def convert(
     start: Annotated[int, arg(metavar="N", help="First frame.")] = 0,
     frames: FrameCount = None,
     overwrite: Annotated[bool, arg(help="Replace DST if it exists.")] = False,
+    reading: ReadingFlags = NOTHING_STATED,
 ) -> None:
     """Convert a clip to another layout, window by window."""
     from flowshade.gbuffer import io
@@ -91,6 +137,7 @@ def convert(
             progress=progress,
             source_format=format,
             fps=fps,
+            **reading.stated(),
         )
     print(f"wrote {done.path}: {done.frames} frames of {', '.join(done.channels)} as {done.format}")
     for note in done.notes:
@@ -129,6 +176,7 @@ def render(
     format: Format = None,
     compare: Annotated[bool, arg(help="Also write OUT.compare.mp4: the buffers beside the result.")] = False,
     sheet: Annotated[bool, arg(help="Also write OUT.sheet.png: a few frames, their buffers and the result.")] = False,
+    reading: ReadingFlags = NOTHING_STATED,
 ) -> None:
     """Render a clip to a video in the look that a prompt and a style ask for. Writes OUT.json beside it."""
     from flowshade import report
@@ -148,6 +196,7 @@ def render(
         frames=frames,
         fps=fps,
         format=format,
+        conventions=reading.stated(),
         compare=compare,
         sheet=sheet,
     )

@@ -43,6 +43,8 @@ class RenderJob:
     frames: int | None = None
     fps: float | None = None
     format: str | None = None
+    conventions: dict[str, Any] = field(default_factory=dict)
+    """What is stated about the clip, by the names of `ClipConventions`."""
     compare: bool = False
     sheet: bool = False
 
@@ -73,7 +75,7 @@ def render_to_files(
     """
     timer = StageTimer(renderer.device)
     began = time.perf_counter()
-    with open_clip(job.clip, format=job.format, fps=job.fps) as clip:
+    with open_clip(job.clip, format=job.format, fps=job.fps, **job.conventions) as clip:
         windows = renderer.stream(
             clip,
             job.prompt,
@@ -171,6 +173,7 @@ def _record(
     return {
         "clip": str(job.clip),
         "format": clip.info.format,
+        "conventions": job.conventions,
         "channels": list(clip.info.channels),
         "prompt": job.prompt,
         "style": job.style,

@@ -12,19 +12,21 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from flowshade.gbuffer.io.cameras import CAMERAS_FILE, load_cameras
+from flowshade.gbuffer.io.coding import world_normals_need_cameras
+from flowshade.gbuffer.io.conventions import ClipConventions, View, camera_normals, unit_normals
+from flowshade.gbuffer.io.depth import DepthCode
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.exr import ExrFile, ExrHeader, read_exr, read_header
-from flowshade.gbuffer.io.reader import ClipError, ClipInfo, ClipReader, settle_fps, stack
+from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, settle_fps, stack
 from flowshade.gbuffer.io.sequence import numbered
-from flowshade.gbuffer.view import srgb_from_linear
+from flowshade.gbuffer.view import linear_from_srgb, srgb_from_linear
 from flowshade.types import CHANNELS, Camera, GBuffer
 
 SKY_DEPTH_METRES = 1e9
@@ -59,8 +61,6 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
     "reference": ("RGB",),
 }
 
-Normals = Literal["world", "camera", "skip"]
-
 
 @dataclass
 class _Layout:
@@ -77,50 +77,38 @@ class BlenderReader(ClipReader):
 
     Args:
         path: the folder.
-        fps: frames per second; None takes what the cameras file or the EXR header states.
-        cameras: the cameras file; None looks for `cameras.json` in the folder.
-        layer: the view layer, when there are several.
-        normals: "world" as Blender writes them (needs cameras), "camera" if they are in camera space already (by a
-            compositor), "skip" to leave the channel out.
+        conventions: `cameras` (else `cameras.json` in the folder), `layer` (when there are several), `normals` ("world"
+            as Blender writes them needs cameras; "camera" if a compositor turned them; "skip"), and whatever of
+            `normal_axes`, `normal_code`, `up`, `handedness`, `depth_kind`, `depth_code`, `unit`, `albedo_code`, `fov`
+            differs from what Blender writes.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        fps: float | None = None,
-        cameras: Path | str | None = None,
-        layer: str | None = None,
-        normals: Normals = "world",
-    ) -> None:
-        if normals not in ("world", "camera", "skip"):
-            raise ClipError(f"normals={normals!r} is unknown; expected 'world', 'camera' or 'skip'.")
+    options = frozenset(ClipConventions.__dataclass_fields__) - {"format", "fps"}
+
+    def __init__(self, path: Path, conventions: ClipConventions) -> None:
         self._path = path
-        self._normals = normals
+        self._conventions = conventions = conventions.over(ClipConventions(normals="world", depth_code="linear"))
+        self._depth_code = DepthCode.parse(conventions.depth_code or "linear")
         self._files = numbered(path.glob("*.exr"), f"{path}/*.exr")
         self._paths = list(self._files.values())
         first = self._paths[0]
         self._header = read_header(first)
         _check_header(first, self._header)
-        self._layout = _find_passes(first, self._header.channels, layer)
-        if normals == "skip":
+        self._layout = _find_passes(first, self._header.channels, conventions.layer)
+        if conventions.normals == "skip":
             self._layout.names.pop("normal", None)
         self._check_size(self._paths[-1])
-        self._camera, stated_fps = self._load_cameras(cameras)
-        self.info = self._describe(fps, stated_fps or self._header.fps)
+        camera, stated_fps = self._load_cameras(conventions.cameras)
+        self._view = View(path, conventions, camera, self._header.size)
+        self.info = self._describe(conventions.fps, stated_fps or self._header.fps)
 
-    def _load_cameras(self, given: Path | str | None) -> tuple[Camera | None, float | None]:
+    def _load_cameras(self, given: str | None) -> tuple[Camera | None, float | None]:
         path = Path(given) if given is not None else self._path / CAMERAS_FILE
         if given is not None or path.exists():
             loaded = load_cameras(path, list(self._files), len(self._paths), self._header.size)
             return loaded.camera, loaded.fps
-        if self._normals == "world" and "normal" in self._layout.names:
-            raise ClipError(
-                f"{self._path}: Blender's normals are in world space and no {CAMERAS_FILE} is beside them; expected "
-                "cameras "
-                "to turn them into camera space. Give cameras=FILE, normals='camera' if they are in camera space "
-                "already, or normals='skip' to do without."
-            )
+        if self._conventions.normals == "world" and "normal" in self._layout.names:
+            raise ClipError(world_normals_need_cameras(self._path))
         return None, None
 
     def _describe(self, fps: float | None, stated_fps: float | None) -> ClipInfo:
@@ -132,7 +120,6 @@ class BlenderReader(ClipReader):
             )
         if layout.unused:
             warnings.append(f"passes not used: {', '.join(layout.unused)}.")
-        turned = {"world": "world -> camera space", "camera": "camera space as stored", "skip": "left out"}
         return ClipInfo(
             path=self._path,
             format="blender",
@@ -140,12 +127,23 @@ class BlenderReader(ClipReader):
             size=self._header.size,
             fps=settle_fps(fps, stated_fps, warnings),
             channels=tuple(name for name in CHANNELS if name in layout.names),
-            axes=f"colours scene-linear Rec.709; normals {turned[self._normals]}, renormalised; depth planar metres, "
-            "1e10 -> inf; motion from Vector, Y turned down",
-            has_camera=self._camera is not None,
+            axes=self._axes(),
+            has_camera=self._view.camera is not None,
             has_reference="reference" in layout.names,
             warnings=tuple(warnings),
         )
+
+    def _axes(self) -> str:
+        stated = self._conventions
+        world = f"world ({stated.up or 'z'} up, {stated.handedness or 'right'}-handed) -> camera space"
+        space = {"world": world, "skip": "left out"}.get(
+            stated.normals or "", f"camera space, {stated.normal_axes or 'opengl'}"
+        )
+        depth = "" if self._depth_code.kind == "linear" else f"{self._depth_code} -> "
+        depth += "ray -> planar " if stated.depth_kind == "ray" else "planar "
+        depth += "metres" if stated.metres == 1 else f"{stated.unit} -> metres"
+        albedo = "albedo sRGB -> linear" if stated.albedo_code == "srgb" else "colours scene-linear Rec.709"
+        return f"{albedo}; normals {space}, renormalised; depth {depth}, 1e10 -> inf; motion from Vector, Y turned down"
 
     def _check_size(self, path: Path) -> None:
         size = read_header(path).size
@@ -174,13 +172,13 @@ class BlenderReader(ClipReader):
 
     def _read(self, start: int, stop: int) -> GBuffer:
         channels = stack([self._planes(self._file(index)) for index in range(start, stop)])
-        camera = None if self._camera is None else self._camera[start:stop]
+        camera = self._view.cameras(start, stop)
         convert = {
-            "albedo": lambda value: value.clamp(0, 1),
+            "albedo": self._linear_albedo,
             "roughness": lambda value: value.clamp(0, 1),
             "metallic": lambda value: value.clamp(0, 1),
             "emission": lambda value: value.clamp(min=0),
-            "depth": _sky_to_infinity,
+            "depth": lambda value: self._planar_metres(value, start),
             "motion": lambda value: value * torch.tensor([1.0, -1.0])[:, None, None],
             "instance": lambda value: value.round().to(torch.int32),
             "normal": lambda value: self._camera_normals(value, camera),
@@ -193,12 +191,19 @@ class BlenderReader(ClipReader):
     def _planes(self, file: ExrFile) -> dict[str, Tensor]:
         return {name: _tensor(file, self._layout.names[name]) for name in self.info.channels}
 
+    def _linear_albedo(self, albedo: Float[Tensor, "T 3 H W"]) -> Float[Tensor, "T 3 H W"]:
+        albedo = albedo.clamp(0, 1)
+        return linear_from_srgb(albedo) if self._conventions.albedo_code == "srgb" else albedo
+
+    def _planar_metres(self, depth: Float[Tensor, "T 1 H W"], start: int) -> Float[Tensor, "T 1 H W"]:
+        if self._depth_code.kind != "linear":
+            return self._view.planar(self._depth_code.decode(depth, 1), self._conventions.depth_kind, start)
+        metres = _sky_to_infinity(depth) * self._conventions.metres
+        return self._view.planar(metres, self._conventions.depth_kind, start)
+
     def _camera_normals(self, normal: Float[Tensor, "T 3 H W"], camera: Camera | None) -> Float[Tensor, "T 3 H W"]:
-        if self._normals == "world":
-            assert camera is not None
-            normal = torch.einsum("tji,tjhw->tihw", camera.pose[:, :3, :3], normal)
-        short = normal.norm(dim=1, keepdim=True) < SHORTEST_NORMAL
-        return normalize(normal, dim=1).masked_fill(short, 0.0)
+        signed = 2 * normal - 1 if self._conventions.normal_code == "half" else normal
+        return unit_normals(camera_normals(signed, self._conventions, camera), SHORTEST_NORMAL)
 
     def _reference(self, start: int, stop: int) -> Float[Tensor, "T 3 H W"] | None:
         """Blender's Combined pass through the plain sRGB curve (its "Standard" view), clamped."""

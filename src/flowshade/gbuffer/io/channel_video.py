@@ -8,8 +8,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from flowshade.gbuffer.io.coding import CodedReader
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.png import channel_in_name
-from flowshade.gbuffer.io.reader import ClipError
 from flowshade.gbuffer.io.video import VideoReader, to_planes
 
 VIDEO_CHANNELS = ("albedo", "depth", "metallic", "normal", "roughness")

@@ -11,16 +11,26 @@ import json
 from abc import abstractmethod
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 from einops import repeat
-from jaxtyping import Float, Int, Shaped, UInt8
+from jaxtyping import Int, Shaped, UInt8
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from flowshade.gbuffer.io.cameras import CAMERAS_FILE, load_cameras
-from flowshade.gbuffer.io.reader import ClipError, ClipInfo, ClipReader, settle_fps
+from flowshade.gbuffer.io.conventions import (
+    NORMAL_SIGNS,
+    AlbedoCode,
+    ClipConventions,
+    NormalAxes,
+    View,
+    camera_normals,
+    unit_normals,
+)
+from flowshade.gbuffer.io.depth import DepthCode
+from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.limits import read_json
+from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, settle_fps
 from flowshade.gbuffer.view import linear_from_srgb, srgb_from_linear
 from flowshade.types import CHANNELS, Camera, GBuffer
 
@@ -30,58 +40,6 @@ SHORTEST_NORMAL = 0.1
 CODED_CHANNELS = ("albedo", "normal", "depth", "roughness", "metallic", "instance")
 """Channels that integer planes can hold. Emission and motion have no upper bound."""
 
-AlbedoCode = Literal["srgb", "linear"]
-NormalAxes = Literal["opengl", "directx"]
-
-
-@dataclass(frozen=True)
-class DepthCode:
-    """How depth is written as integers. `top` is the largest integer: 255 or 65535.
-
-    - `inverse:S`: integer / top = S / (z + S), S in metres; 0 is sky.
-    - `unit:M`: integer times M metres (0.001 for millimetres); 0 and top mean nothing was hit.
-    - `far:M`: integer / top times M metres; top is sky.
-    """
-
-    kind: Literal["inverse", "unit", "far"]
-    metres: float
-
-    @staticmethod
-    def parse(text: str) -> DepthCode:
-        kind, _, number = text.partition(":")
-        try:
-            metres = float(number)
-        except ValueError:
-            metres = 0.0
-        if kind not in ("inverse", "unit", "far") or not metres > 0:
-            raise ClipError(
-                f"depth code {text!r} is unknown; expected inverse:METRES (s/(z+s)), unit:METRES (metres a step, "
-                "0.001 for millimetres) or far:METRES (metres at the largest value)."
-            )
-        return DepthCode(kind, metres)
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{self.metres:g}"
-
-    def decode(self, values: Shaped[Tensor, "T 1 H W"], top: int) -> Float[Tensor, "T 1 H W"]:
-        """Integers -> metres, inf = sky."""
-        code = values.to(torch.float64) / top
-        if self.kind == "inverse":
-            depth = self.metres * (1 - code) / code  # 0 gives inf
-        elif self.kind == "unit":
-            depth = (values.to(torch.float64) * self.metres).masked_fill((values == 0) | (values == top), torch.inf)
-        else:
-            depth = (code * self.metres).masked_fill(values == top, torch.inf)
-        return depth.float()
-
-    def encode(self, depth: Float[Tensor, "T 1 H W"], top: int) -> Int[Tensor, "T 1 H W"]:
-        """Metres -> nearest integers; what lies beyond the code's reach becomes sky."""
-        depth = depth.to(torch.float64)
-        if self.kind == "inverse":
-            return (top * self.metres / (depth + self.metres)).round().int()
-        step = self.metres if self.kind == "unit" else self.metres / top
-        return (depth / step).round().clamp(0, top).int()
-
 
 @dataclass(frozen=True, kw_only=True)
 class Coding:
@@ -89,16 +47,12 @@ class Coding:
 
     albedo_code: AlbedoCode = "srgb"
     normal_axes: NormalAxes = "opengl"
-    """Camera space, +X right and Z to the viewer, written as (n + 1) / 2; Y up ("opengl") or down ("directx")."""
+    """Of camera-space normals, written as (n + 1) / 2; see `ClipConventions`."""
     depth_code: str | None = None
     """See `DepthCode`; None = unknown, depth is left out."""
 
     def __post_init__(self) -> None:
-        for name, known in (("albedo_code", ("srgb", "linear")), ("normal_axes", ("opengl", "directx"))):
-            if getattr(self, name) not in known:
-                raise ClipError(f"{name}={getattr(self, name)!r} is unknown; expected one of {', '.join(known)}.")
-        if self.depth_code is not None:
-            DepthCode.parse(self.depth_code)
+        ClipConventions(albedo_code=self.albedo_code, normal_axes=self.normal_axes, depth_code=self.depth_code)
 
     def decode(self, channel: str, values: Shaped[Tensor, "T C H W"], top: int) -> Tensor:
         """Integers of one channel -> the in-memory convention."""
@@ -111,8 +65,7 @@ class Coding:
         if channel == "albedo":
             return linear_from_srgb(unit) if self.albedo_code == "srgb" else unit
         if channel == "normal":
-            normal = (2 * unit - 1) * self._normal_signs
-            return normalize(normal, dim=1).masked_fill(normal.norm(dim=1, keepdim=True) < SHORTEST_NORMAL, 0.0)
+            return unit_normals((2 * unit - 1) * self._normal_signs, SHORTEST_NORMAL)
         return unit
 
     def encode(self, channel: str, value: Tensor, top: int) -> Int[Tensor, "T C H W"]:
@@ -137,7 +90,7 @@ class Coding:
 
     @property
     def _normal_signs(self) -> Tensor:
-        return torch.tensor([1.0, -1.0 if self.normal_axes == "directx" else 1.0, 1.0])[:, None, None]
+        return torch.tensor(NORMAL_SIGNS[self.normal_axes])[:, None, None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +113,7 @@ class CodingFile:
         if not path.exists():
             return None
         try:
-            values = json.loads(path.read_text())
+            values = read_json(path)
             fps, frames, caption = values.pop("fps"), values.pop("frames"), values.pop("caption")
             return CodingFile(coding=Coding(**values), fps=fps, frames=frames, caption=caption)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -177,31 +130,26 @@ class CodedReader(ClipReader):
 
     Args:
         path: the clip's folder.
-        fps: frames per second; None takes what the files state.
-        depth_code: `inverse:METRES`, `unit:METRES` or `far:METRES`, see `DepthCode`; without it depth is left out.
-        albedo_code: "srgb" or "linear"; None takes "srgb".
-        normal_axes: "opengl" (Y up) or "directx" (Y down), camera space either way; None takes "opengl".
-        cameras: a cameras file; None looks for `cameras.json` in the folder.
+        conventions: `depth_code` (without it depth is left out), `depth_kind`, `albedo_code` (else "srgb"), `normals`
+            (else "camera"), `normal_axes` (else "opengl"), `up`, `handedness`, `fov`, `cameras` (else `cameras.json`
+            in the folder), `fps`.
     """
 
+    options = frozenset(
+        ("depth_code", "depth_kind", "albedo_code", "normals", "normal_axes", "up", "handedness", "fov", "cameras")
+    )
     format: str
+    implied: ClipConventions = ClipConventions()
+    """What the format itself says."""
     top: dict[str, int]
     """Largest integer of every channel that is there."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        fps: float | None = None,
-        depth_code: str | None = None,
-        albedo_code: AlbedoCode | None = None,
-        normal_axes: NormalAxes | None = None,
-        cameras: Path | str | None = None,
-    ) -> None:
+    def __init__(self, path: Path, conventions: ClipConventions) -> None:
         self._path = path
         self._folder = path if path.is_dir() else path.parent
         self._stated = CodingFile.find(self._folder)
-        given = {"depth_code": depth_code, "albedo_code": albedo_code, "normal_axes": normal_axes}
+        self._conventions = conventions = conventions.over(self.implied)
+        given = {name: getattr(conventions, name) for name in ("depth_code", "albedo_code", "normal_axes")}
         base = self._stated.coding if self._stated is not None else Coding()
         self._coding = replace(base, **{name: value for name, value in given.items() if value is not None})
         self.top = {}
@@ -212,26 +160,32 @@ class CodedReader(ClipReader):
                 f"{path} holds {frames} frames and {CODING_FILE} says {self._stated.frames}; it was copied in part or "
                 f"changed. Copy it again, or remove {CODING_FILE} and give options."
             )
-        self._assumed(given, warnings)
-        self._camera, camera_fps = self._load_cameras(cameras, frames, size)
+        self._assumed(warnings)
+        camera, camera_fps = self._load_cameras(conventions.cameras, frames, size)
+        if conventions.normals == "world" and "normal" in self.top and camera is None:
+            raise ClipError(world_normals_need_cameras(path))
+        self._view = View(path, conventions, camera, size)
         stated_fps = self._stated.fps if self._stated is not None else stated_fps or camera_fps
         self.info = ClipInfo(
             path=path,
             format=self.format,
             frames=frames,
             size=size,
-            fps=settle_fps(fps, stated_fps, warnings),
+            fps=settle_fps(conventions.fps, stated_fps, warnings),
             channels=tuple(name for name in CHANNELS if name in self.top and self._decodes(name)),
             axes=self._axes(),
-            has_camera=self._camera is not None,
+            has_camera=camera is not None,
             has_reference=self._has_pictures(),
-            caption=self._stated.caption if self._stated is not None else "",
+            caption=self._caption(),
             warnings=tuple(warnings),
         )
         if not self.info.channels:
             raise ClipError(
-                f"{path} holds only depth, whose code is not stated; expected depth_code='inverse:10', 'unit:0.001' or "
-                "'far:100' (see DepthCode). Give the one your tool uses."
+                f"{path} holds only {' and '.join(self.top) or 'pictures'}, whose code is not stated; expected "
+                "depth_code='inverse:10', 'unit:0.001' or 'far:100' (see DepthCode). Give the one your tool uses."
+                if "depth" in self.top
+                else f"{path} holds {', '.join(self.top) or 'pictures only'}, and nothing is left to read of it. Give "
+                "normals='camera' or 'world'."
             )
 
     @abstractmethod
@@ -249,30 +203,43 @@ class CodedReader(ClipReader):
         """The files' frame numbers, to match cameras with."""
         return None
 
+    def _caption(self) -> str:
+        return self._stated.caption if self._stated is not None else ""
+
     def _decodes(self, channel: str) -> bool:
+        if channel == "normal":
+            return self._conventions.normals != "skip"
         return channel != "depth" or self._coding.depth_code is not None
 
-    def _assumed(self, given: dict[str, Any], warnings: list[str]) -> None:
+    def _assumed(self, warnings: list[str]) -> None:
         """Says what was taken for granted."""
         if self._stated is not None:
             return
+        stated = self._conventions
         if "depth" in self.top and self._coding.depth_code is None:
             warnings.append(
                 f"depth is in the file's own {'8' if self.top['depth'] == 255 else '16'}-bit code, which is not "
                 "stated, so it is left out; give depth_code='inverse:S', 'unit:M' or 'far:M' to turn it into metres."
             )
-        if "normal" in self.top and given["normal_axes"] is None:
-            warnings.append("normals are taken as camera space, Y up; give normal_axes='directx' if Y points down.")
-        if "albedo" in self.top and given["albedo_code"] is None:
+        if "normal" in self.top and stated.normals != "skip":
+            if stated.normals != "world" and stated.normal_axes is None:
+                warnings.append("normals are taken as camera space, Y up; give normal_axes='directx' if Y points down.")
+            if stated.normals == "world" and (stated.up is None or stated.handedness is None):
+                warnings.append("world normals are taken as right-handed, Z up, as far as not stated (up, handedness).")
+        if "albedo" in self.top and stated.albedo_code is None:
             warnings.append("albedo is taken as sRGB; give albedo_code='linear' if it is linear.")
 
     def _axes(self) -> str:
-        coding = self._coding
+        coding, stated = self._coding, self._conventions
         depth = f"depth {coding.depth_code} -> metres" if coding.depth_code else "depth code unknown"
-        return f"albedo {coding.albedo_code}; normals camera space, {coding.normal_axes}, (n+1)/2; {depth}"
+        if stated.depth_kind == "ray":
+            depth += ", ray -> planar"
+        world = f"world {stated.up or 'z'} up, {stated.handedness or 'right'}-handed -> camera space"
+        space = {"world": world, "skip": "left out"}.get(stated.normals or "", f"camera space, {coding.normal_axes}")
+        return f"albedo {coding.albedo_code}; normals {space}, (n+1)/2; {depth}"
 
     def _load_cameras(
-        self, given: Path | str | None, frames: int, size: tuple[int, int]
+        self, given: str | None, frames: int, size: tuple[int, int]
     ) -> tuple[Camera | None, float | None]:
         path = Path(given) if given is not None else self._folder / CAMERAS_FILE
         if given is None and not path.exists():
@@ -281,11 +248,17 @@ class CodedReader(ClipReader):
         return loaded.camera, loaded.fps
 
     def _read(self, start: int, stop: int) -> GBuffer:
-        values = {
-            name: self._coding.decode(name, self._planes(name, start, stop), self.top[name])
-            for name in self.info.channels
-        }
-        return GBuffer(**values, camera=None if self._camera is None else self._camera[start:stop])
+        values = {name: self._decoded(name, start, stop) for name in self.info.channels}
+        return GBuffer(**values, camera=self._view.cameras(start, stop))
+
+    def _decoded(self, channel: str, start: int, stop: int) -> Tensor:
+        planes = self._planes(channel, start, stop)
+        if channel == "normal" and self._conventions.normals == "world":
+            signed = 2 * planes.float() / self.top[channel] - 1
+            turned = camera_normals(signed, self._conventions, self._view.cameras(start, stop))
+            return unit_normals(turned, SHORTEST_NORMAL)
+        value = self._coding.decode(channel, planes, self.top[channel])
+        return self._view.planar(value, self._conventions.depth_kind, start) if channel == "depth" else value
 
     def _planes(self, channel: str, start: int, stop: int) -> Shaped[Tensor, "T C H W"]:
         """As many planes as the channel has; a grey channel stored as colour gives its green plane."""
@@ -307,3 +280,12 @@ class CodedReader(ClipReader):
             )
         raw = {name: self._raw(name, start, stop) for name in self.top}
         return {name: repeat(v, "t 1 h w -> t 3 h w") if v.shape[1] == 1 else v for name, v in raw.items()}
+
+
+def world_normals_need_cameras(path: Path) -> str:
+    """The sentence for world-space normals without cameras."""
+    return (
+        f"{path}: normals are in world space and no {CAMERAS_FILE} is beside them; expected cameras to turn them into "
+        "camera space. Give cameras=FILE, normals='camera' if they are in camera space already, or normals='skip' to "
+        "do without."
+    )

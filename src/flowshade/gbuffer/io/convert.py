@@ -19,10 +19,11 @@ from torch import Tensor
 from flowshade.gbuffer.io.cameras import CAMERAS_FILE, save_cameras
 from flowshade.gbuffer.io.channel_video import VIDEO_CHANNELS
 from flowshade.gbuffer.io.coding import CODED_CHANNELS, Coding, CodingFile
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.flash import ORDER, SIZE, WINDOW_FRAMES
 from flowshade.gbuffer.io.folder import ClipWriter, move_into_place
 from flowshade.gbuffer.io.pictures import write_png
-from flowshade.gbuffer.io.reader import ClipError, ClipReader, open_clip
+from flowshade.gbuffer.io.reader import ClipReader, open_clip
 from flowshade.gbuffer.io.resize import resize, resize_reference
 from flowshade.gbuffer.io.video import VideoWriter
 from flowshade.gbuffer.view import to_uint8

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import OpenEXR
 
-from flowshade.gbuffer.io.reader import ClipError
+from flowshade.gbuffer.io.errors import ClipError
 
 CALLING_THREAD = 0
 """OpenEXR's own thread pool stays unused: whoever reads several clips at once decides about threads."""

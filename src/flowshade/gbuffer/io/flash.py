@@ -11,7 +11,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from flowshade.gbuffer.io.coding import CodedReader
-from flowshade.gbuffer.io.reader import ClipError
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.sequence import numbered
 
 ORDER = ("albedo", "depth", "metallic", "normal", "roughness")

@@ -8,7 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from flowshade.gbuffer.io.reader import ClipError
+from flowshade.gbuffer.io.errors import ClipError
 
 FAST_COMPRESSION = 1
 """zlib level: larger files by a few percent, written several times faster."""

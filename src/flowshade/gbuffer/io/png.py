@@ -11,8 +11,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from flowshade.gbuffer.io.coding import CODED_CHANNELS, CodedReader
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.pictures import read_png
-from flowshade.gbuffer.io.reader import ClipError
 from flowshade.gbuffer.io.sequence import numbered
 from flowshade.types import CHANNELS
 

@@ -8,20 +8,17 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from flowshade.errors import FlowshadeError
+from flowshade.gbuffer.io.conventions import SIDECAR, ClipConventions
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.types import CORE_CHANNELS, GBuffer
 
 DEFAULT_FPS = 24.0
-
-
-class ClipError(FlowshadeError):
-    """A clip that cannot be read or written as asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +49,12 @@ class ClipInfo:
 
 
 class ClipReader(ABC):
-    """A clip on disk. Frames are decoded when asked for; nothing is kept between calls."""
+    """A clip on disk. Frames are decoded when asked for; nothing is kept between calls.
 
+    A subclass is made from a path and what is stated about it; `options` names the conventions it can use.
+    """
+
+    options: ClassVar[frozenset[str]] = frozenset()
     info: ClipInfo
 
     def __len__(self) -> int:
@@ -122,9 +123,19 @@ class Format:
     reader: str
     """`module:class` below this package."""
 
-    def open(self, path: Path, **options: Any) -> ClipReader:
+    def open(self, path: Path, given: ClipConventions, beside: ClipConventions) -> ClipReader:
+        """Opens a path with what was given by the caller and what its `gbuffer.json` states."""
         module, name = self.reader.split(":")
-        return getattr(import_module(f"{__package__}.{module}"), name)(path, **options)
+        reader = getattr(import_module(f"{__package__}.{module}"), name)
+        takes = reader.options | {"format", "fps"}
+        for source, conventions in (("", given), (f"{SIDECAR}: ", beside)):
+            unknown = [name for name in conventions.stated() if name not in takes]
+            if unknown:
+                raise ClipError(
+                    f"{path}: {source}option {unknown[0]!r} is not one of format {self.name!r}, which takes "
+                    f"{', '.join(sorted(takes))}. Leave it out, or name another format."
+                )
+        return reader(path, given.over(beside))
 
 
 def _has(*patterns: str) -> Callable[[Path], bool]:
@@ -157,11 +168,11 @@ def open_clip(path: Path | str, *, format: str | None = None, fps: float | None 
     """Opens a G-buffer clip of any known format.
 
     Args:
-        path: the clip's folder.
-        format: a name of `FORMATS`; None looks at what the folder holds.
+        path: the clip's folder, or a file of it.
+        format: a name of `FORMATS`; None takes what `gbuffer.json` states, else looks at what the folder holds.
         fps: frames per second; None takes what the clip states, else 24 with a warning.
-        options: the format's own, see its reader: `depth_code`, `albedo_code`, `normal_axes` (png, video, flash),
-            `cameras`, `layer` (blender).
+        options: what the files do not say about themselves, by the names of `ClipConventions`; they go before
+            `gbuffer.json` in the clip's folder. None = not stated.
 
     Raises:
         ClipError: nothing there, an unknown layout, or a layout that contradicts itself.
@@ -169,16 +180,12 @@ def open_clip(path: Path | str, *, format: str | None = None, fps: float | None 
     path = Path(path)
     if not path.exists():
         raise ClipError(f"{path}: nothing is there; expected a clip folder. Check the path.")
-    chosen = _named_format(format) if format is not None else _look(path)
-    try:
-        return chosen.open(path, fps=fps, **options)
-    except TypeError as error:
-        unknown = _unknown_option(error, options)
-        if unknown is None:
-            raise
-        raise ClipError(
-            f"{path}: option {unknown!r} is not one of format {chosen.name!r}; see its reader in flowshade.gbuffer.io."
-        ) from error
+    stated = {"format": format, "fps": fps, **options}
+    given = ClipConventions.of({name: value for name, value in stated.items() if value is not None}, "")
+    beside = ClipConventions.beside(path)
+    named = format or beside.format
+    chosen = _named_format(named) if named is not None else look_for_format(path)
+    return chosen.open(path, given, beside)
 
 
 def read_clip(path: Path | str, *, format: str | None = None, **options: Any) -> GBuffer:
@@ -193,7 +200,12 @@ def _named_format(name: str) -> Format:
     return FORMATS[name]
 
 
-def _look(path: Path) -> Format:
+def look_for_format(path: Path) -> Format:
+    """The format that a path looks like.
+
+    Raises:
+        ClipError: none.
+    """
     for format in FORMATS.values():
         if format.recognises(path):
             return format
@@ -204,13 +216,6 @@ def _look(path: Path) -> Format:
         holds = f"is a single {path.suffix or 'nameless'} file"
     expected = "; ".join(format.hint for format in FORMATS.values())
     raise ClipError(f"{path} {holds}; expected one of: {expected}. Give the folder of a clip, or name its format.")
-
-
-def _unknown_option(error: TypeError, options: dict[str, Any]) -> str | None:
-    """The option that a reader's constructor does not know, if that is what the error says."""
-    if "unexpected keyword argument" not in str(error):
-        return None
-    return next((name for name in options if f"'{name}'" in str(error)), None)
 
 
 def settle_fps(given: float | None, stated: float | None, warnings: list[str]) -> float:

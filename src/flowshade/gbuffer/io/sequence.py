@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from flowshade.gbuffer.io.reader import ClipError
+from flowshade.gbuffer.io.errors import ClipError
 
 
 def frame_number(path: Path) -> int | None:

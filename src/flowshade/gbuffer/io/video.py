@@ -18,7 +18,7 @@ from einops import rearrange
 from jaxtyping import UInt8
 from torch import Tensor
 
-from flowshade.gbuffer.io.reader import ClipError
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.types import Frames
 
 BT709 = 1
