@@ -164,7 +164,7 @@ def test_outputs_that_cannot_be_written_are_told_first(small_clip: Path, debug_m
         ("c.mp4", "the output c.compare.mp4 is a folder"),
         ("d.mp4", "the output d.sheet.png is a folder"),
         ("file/e.mp4", "which is a file; expected a folder"),
-        ("/proc/f.mp4", "nothing can be written to /proc"),
+        ("/proc/f.mp4", "cannot write to /proc"),
     ):
         assert render(small_clip, debug_model, "--compare", "--sheet", output=output) == 2
         error = capsys.readouterr().err

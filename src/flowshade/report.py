@@ -84,8 +84,9 @@ def render_to_files(
     timer = StageTimer(renderer.device)
     began = time.perf_counter()
     with open_clip(job.clip, format=job.format, fps=job.fps, **job.conventions) as clip:
-        for text in _warnings(clip) if warn is not None else ():
-            warn(text)
+        if warn is not None:
+            for text in _warnings(clip):
+                warn(text)
         windows = renderer.stream(
             clip,
             job.prompt,
@@ -250,9 +251,7 @@ def _check_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise FlowshadeError(
-            f"nothing can be written to {folder} ({error.strerror}); choose another folder."
-        ) from error
+        raise FlowshadeError(f"cannot write to {folder} ({error.strerror}); choose another folder.") from error
 
 
 def _write_text(path: Path, text: str) -> None:

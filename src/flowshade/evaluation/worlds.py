@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowshade.codec.encoding import linear_to_srgb
+from flowshade.color import linear_to_srgb
 from flowshade.evaluation.baselines import AlbedoAffine
 from flowshade.evaluation.metrics import psnr, ssim
 from flowshade.gbuffer.look import LOOKS

@@ -14,8 +14,6 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from flowshade.color import linear_to_srgb
-from flowshade.color import linear_to_srgb as srgb_from_linear  # noqa: F401 (what gbuffer/io calls it)
-from flowshade.color import srgb_to_linear as linear_from_srgb  # noqa: F401
 from flowshade.types import CHANNELS, CORE_CHANNELS, GBuffer
 
 DEPTH_SCALE_METRES = 10.0

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flowshade.color import linear_to_srgb
 from flowshade.gbuffer.io.cameras import CAMERAS_FILE, load_cameras
 from flowshade.gbuffer.io.coding import world_normals_need_cameras
 from flowshade.gbuffer.io.conventions import ClipConventions, View, camera_normals, unit_normals
@@ -26,7 +27,6 @@ from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.exr import ExrFile, ExrHeader, read_exr, read_header
 from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, settle_fps, stack
 from flowshade.gbuffer.io.sequence import numbered
-from flowshade.gbuffer.view import linear_from_srgb, srgb_from_linear
 from flowshade.types import CHANNELS, Camera, GBuffer
 
 SKY_DEPTH_METRES = 1e9
@@ -193,7 +193,7 @@ class BlenderReader(ClipReader):
 
     def _linear_albedo(self, albedo: Float[Tensor, "T 3 H W"]) -> Float[Tensor, "T 3 H W"]:
         albedo = albedo.clamp(0, 1)
-        return linear_from_srgb(albedo) if self._conventions.albedo_code == "srgb" else albedo
+        return srgb_to_linear(albedo) if self._conventions.albedo_code == "srgb" else albedo
 
     def _planar_metres(self, depth: Float[Tensor, "T 1 H W"], start: int) -> Float[Tensor, "T 1 H W"]:
         if self._depth_code.kind != "linear":
@@ -208,7 +208,7 @@ class BlenderReader(ClipReader):
     def _reference(self, start: int, stop: int) -> Float[Tensor, "T 3 H W"] | None:
         """Blender's Combined pass through the plain sRGB curve (its "Standard" view), clamped."""
         names = self._layout.names["reference"]
-        return srgb_from_linear(torch.stack([_tensor(self._file(index), names) for index in range(start, stop)]))
+        return linear_to_srgb(torch.stack([_tensor(self._file(index), names) for index in range(start, stop)]))
 
 
 def _tensor(file: ExrFile, names: list[str]) -> Float[Tensor, "C H W"]:

@@ -17,6 +17,7 @@ from einops import repeat
 from jaxtyping import Int, Shaped, UInt8
 from torch import Tensor
 
+from flowshade.color import linear_to_srgb, srgb_to_linear
 from flowshade.gbuffer.io.cameras import CAMERAS_FILE, load_cameras
 from flowshade.gbuffer.io.conventions import (
     NORMAL_SIGNS,
@@ -31,7 +32,6 @@ from flowshade.gbuffer.io.depth import DepthCode
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.limits import read_json
 from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, settle_fps
-from flowshade.gbuffer.view import linear_from_srgb, srgb_from_linear
 from flowshade.types import CHANNELS, Camera, GBuffer
 
 CODING_FILE = "coding.json"
@@ -63,7 +63,7 @@ class Coding:
             return DepthCode.parse(self.depth_code).decode(values, top)
         unit = values.float() / top
         if channel == "albedo":
-            return linear_from_srgb(unit) if self.albedo_code == "srgb" else unit
+            return srgb_to_linear(unit) if self.albedo_code == "srgb" else unit
         if channel == "normal":
             return unit_normals((2 * unit - 1) * self._normal_signs, SHORTEST_NORMAL)
         return unit
@@ -81,7 +81,7 @@ class Coding:
             assert self.depth_code is not None
             return DepthCode.parse(self.depth_code).encode(value, top)
         if channel == "albedo":
-            unit = srgb_from_linear(value) if self.albedo_code == "srgb" else value
+            unit = linear_to_srgb(value) if self.albedo_code == "srgb" else value
         elif channel == "normal":
             unit = (value * self._normal_signs + 1) / 2
         else:
