@@ -124,3 +124,17 @@ def write_cameras() -> Callable[..., None]:
         (folder / "cameras.json").write_text(json.dumps(values))
 
     return write
+
+
+@pytest.fixture
+def write_layers() -> Callable[..., None]:
+    """Writes one EXR file of one part with channels as they are named."""
+
+    def write(path: Path, channels: Channels, tiled: bool = False, **header: object) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kind = {"type": OpenEXR.scanlineimage}
+        if tiled:
+            kind = {"type": OpenEXR.tiledimage, "tiles": OpenEXR.TileDescription()}
+        OpenEXR.File({"compression": OpenEXR.ZIP_COMPRESSION, **kind, **header}, dict(channels)).write(str(path))
+
+    return write

@@ -146,12 +146,40 @@ def _is_video_clip(path: Path) -> bool:
     return path.suffix.lower() == ".mp4" if path.is_file() else _has("*.mp4")(path)
 
 
+def _exr_dialect(path: Path) -> str | None:
+    """Which renderer wrote a folder of EXR files, from the first one's header; None where there are none."""
+    if not path.is_dir() or next(path.glob("*.exr"), None) is None:
+        return None
+    from flowshade.gbuffer.io.exr import read_header
+
+    header = read_header(sorted(path.glob("*.exr"))[0])
+    attributes = " ".join(f"{name}={value}" for name, value in header.attributes.items() if name != "channels").lower()
+    channels = [name.lower() for name in header.channels]
+    if "unreal/" in attributes or any(name.startswith("finalimage") for name in channels):
+        return "unreal"
+    if "arnold" in attributes or ("z" in channels and {"n.x", "n.r", "n.red"} & set(channels)):
+        return "arnold"
+    if "vray" in attributes or any(name.startswith("vray") or name.endswith(".red") for name in channels):
+        return "vray"
+    if "blender" in attributes or "cycles" in attributes or any(name.count(".") >= 2 for name in channels):
+        return "blender"
+    return "exr"
+
+
+def _is_exr(dialect: str) -> Callable[[Path], bool]:
+    return lambda path: _exr_dialect(path) == dialect
+
+
 FORMATS: dict[str, Format] = {
     format.name: format
     for format in (
         Format("clip", "a folder with clip.json", _has("clip.json"), "folder:ClipFolderReader"),
         Format("flash", "a folder of window-NN.npy", _has("window-*.npy"), "flash:FlashReader"),
-        Format("blender", "a folder of numbered .exr files", _has("*.exr"), "blender:BlenderReader"),
+        Format("unreal", "Movie Render Queue's .exr files", _is_exr("unreal"), "unreal:UnrealReader"),
+        Format("arnold", "Arnold's .exr files", _is_exr("arnold"), "arnold:ArnoldReader"),
+        Format("vray", "V-Ray's .exr files", _is_exr("vray"), "vray:VRayReader"),
+        Format("blender", "Blender's .exr files", _is_exr("blender"), "blender:BlenderReader"),
+        Format("exr", "a folder of numbered .exr files", _is_exr("exr"), "generic_exr:GenericExrReader"),
         Format(
             "png",
             "a folder of albedo/0001.png or albedo_0001.png",
