@@ -208,11 +208,12 @@ def test_sidecar_names_format_and_cameras(floor, write_floor):
         ('{"fov": 180}', "fov is 180; expected a positive number below 180"),
         ('{"fov": "wide"}', "fov is 'wide'"),
         ('{"fps": true}', "fps is True"),
+        ('{"bits": 17}', "bits is 17; expected a whole number from 2 to 16"),
         ('{"cameras": 3}', "cameras=3 is no text"),
         ('{"depth_code": "log:2"}', "depth code 'log:2' is unknown"),
         ('{"unit": "cm", "depth_code": "inverse:10"}', "this code gives metres by itself"),
         ('{"format": "abc"}', "format 'abc' is unknown"),
-        ('{"format": "png", "layer": "a"}', "gbuffer.json: option 'layer' is not one of format 'png'"),
+        ('{"format": "pictures", "layer": "a"}', "gbuffer.json: option 'layer' is not one of format 'pictures'"),
         ("[" * 100_000, "is not JSON"),
     ],
 )

@@ -26,7 +26,7 @@ ARNOLD = Dialect(
     implied=ClipConventions(normals="world", handedness="right", depth_code="linear"),
     asked={"normal": ("up",), "depth": ("unit",)},
     zero_is_sky=True,
-    advice="the AOVs Z, N, albedo, and AOVs of your own named roughness and metalness. Add them to the render settings.",
+    advice="the AOVs Z, N, albedo, and AOVs of your own named roughness and metalness. Add them to your render.",
 )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flowshade.gbuffer.io.coding import CodedReader
 from flowshade.gbuffer.io.errors import ClipError
-from flowshade.gbuffer.io.png import channel_in_name
+from flowshade.gbuffer.io.picture_folder import channel_in_name
 from flowshade.gbuffer.io.video import VideoReader, to_planes
 
 VIDEO_CHANNELS = ("albedo", "depth", "metallic", "normal", "roughness")

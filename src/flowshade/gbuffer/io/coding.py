@@ -1,8 +1,8 @@
-"""Channels as integer planes (PNG, video, Flash windows): what the numbers mean, and the readers' common part.
+"""Channels as planes of numbers (pictures, video, Flash windows): what they mean, and the readers' common part.
 
 Such files do not say what their numbers mean. Colour and normals have usual codes, which are taken and reported;
-depth has none, so it becomes metres only when its code is given (`depth_code=...`) or when Flowshade wrote the files
-and says so in `coding.json`. The untouched planes are there either way (`ClipReader.coded`).
+depth has none, so it becomes metres only when its code or unit is given or when Flowshade wrote the files and says so
+in `coding.json`. The untouched planes are there either way (`ClipReader.coded`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from flowshade.gbuffer.io.conventions import (
     NormalAxes,
     View,
     camera_normals,
+    check_signed,
     unit_normals,
 )
 from flowshade.gbuffer.io.depth import DepthCode
@@ -37,6 +38,13 @@ from flowshade.types import CHANNELS, Camera, GBuffer
 CODING_FILE = "coding.json"
 SHORTEST_NORMAL = 0.1
 """A decoded normal shorter than this is the code of "no surface"; 8 bits cannot write 0 exactly."""
+SHORTEST_SIGNED_NORMAL = 1e-4
+"""The same for floating-point normals, which can be 0."""
+SKY_DEPTH = 1e9
+"""Renderers write 1e10 or more, in any unit, where a ray hits nothing."""
+HALF_MAX = 65504.0
+"""The largest half float: what larger distances may have become."""
+_CODE_NAMES = {"srgb": "sRGB", "linear": "linear"}
 CODED_CHANNELS = ("albedo", "normal", "depth", "roughness", "metallic", "instance")
 """Channels that integer planes can hold. Emission and motion have no upper bound."""
 
@@ -126,29 +134,33 @@ class CodingFile:
 
 
 class CodedReader(ClipReader):
-    """Common part of readers of integer planes. A subclass finds the files and gives raw planes.
+    """Common part of readers of planes of numbers. A subclass finds the files and gives raw planes.
 
     Args:
         path: the clip's folder.
-        conventions: `depth_code` (without it depth is left out), `depth_kind`, `albedo_code` (else "srgb"), `normals`
-            (else "camera"), `normal_axes` (else "opengl"), `up`, `handedness`, `fov`, `cameras` (else `cameras.json`
-            in the folder), `fps`.
+        conventions: `depth_code` or `unit` (without either depth is left out), `depth_kind`, `albedo_code` (else "srgb"
+            for integers, "linear" for floating-point numbers), `normals` (else "camera"), `normal_axes` (else
+            "opengl"), `normal_code` (of floating-point numbers, else "signed"), `up`, `handedness`, `bits`, `fov`,
+            `cameras` (else `cameras.json` in the folder), `fps`.
+
+    Raises:
+        ClipError: files that do not fit each other, or nothing left to read of them.
     """
 
-    options = frozenset(
-        ("depth_code", "depth_kind", "albedo_code", "normals", "normal_axes", "up", "handedness", "fov", "cameras")
-    )
+    options = frozenset(ClipConventions.__dataclass_fields__) - {"format", "fps", "layer"}
     format: str
     implied: ClipConventions = ClipConventions()
     """What the format itself says."""
+    asks_normals: bool = False
+    """Normals are left out until their space is stated, because the format knows several."""
     top: dict[str, int]
-    """Largest integer of every channel that is there."""
+    """Largest number of every channel that is there; 1 for floating-point ones."""
 
     def __init__(self, path: Path, conventions: ClipConventions) -> None:
         self._path = path
         self._folder = path if path.is_dir() else path.parent
         self._stated = CodingFile.find(self._folder)
-        self._conventions = conventions = conventions.over(self.implied)
+        self._conventions = conventions = self._settled(conventions)
         given = {name: getattr(conventions, name) for name in ("depth_code", "albedo_code", "normal_axes")}
         base = self._stated.coding if self._stated is not None else Coding()
         self._coding = replace(base, **{name: value for name, value in given.items() if value is not None})
@@ -160,6 +172,7 @@ class CodedReader(ClipReader):
                 f"{path} holds {frames} frames and {CODING_FILE} says {self._stated.frames}; it was copied in part or "
                 f"changed. Copy it again, or remove {CODING_FILE} and give options."
             )
+        self._settle_codes()
         self._assumed(warnings)
         camera, camera_fps = self._load_cameras(conventions.cameras, frames, size)
         if conventions.normals == "world" and "normal" in self.top and camera is None:
@@ -188,6 +201,36 @@ class CodedReader(ClipReader):
                 "normals='camera' or 'world'."
             )
 
+    def _settled(self, conventions: ClipConventions) -> ClipConventions:
+        """What is stated, and what the format implies besides; a stated depth code leaves an implied unit out."""
+        implied = self.implied
+        if conventions.depth_code is not None:
+            implied = replace(implied, unit=None)
+        if conventions.unit is not None:
+            implied = replace(implied, depth_code=None)
+        return conventions.over(implied)
+
+    def _settle_codes(self) -> None:
+        """Fills in the codes that follow from whether numbers are integers."""
+        coding, stated = self._coding, self._conventions
+        if coding.depth_code is None and stated.unit is not None and "depth" in self.top:
+            code = "linear" if self._is_float("depth") else f"unit:{stated.metres!r}"
+            coding = replace(coding, depth_code=code)
+        if self._is_float("albedo") and stated.albedo_code is None and self._stated is None:
+            coding = replace(coding, albedo_code="linear")
+        if coding.depth_code == "linear" and "depth" in self.top and not self._is_float("depth"):
+            raise ClipError(
+                f"{self._path}: depth is stored as integers, and depth_code='linear' has no unit for them; expected "
+                "unit=mm or depth_code='unit:METRES'. Give one."
+            )
+        if stated.bits is not None:
+            top = 2**stated.bits - 1
+            self.top = {name: min(value, top) if value > 1 else value for name, value in self.top.items()}
+        self._coding = coding
+
+    def _is_float(self, channel: str) -> bool:
+        return self.top.get(channel) == 1
+
     @abstractmethod
     def _find(self, warnings: list[str]) -> tuple[int, tuple[int, int], float | None]:
         """Finds the files, fills `top`; gives the number of frames, the size, and fps if stated."""
@@ -208,7 +251,8 @@ class CodedReader(ClipReader):
 
     def _decodes(self, channel: str) -> bool:
         if channel == "normal":
-            return self._conventions.normals != "skip"
+            stated = self._conventions.normals
+            return stated != "skip" and not (self.asks_normals and stated is None)
         return channel != "depth" or self._coding.depth_code is not None
 
     def _assumed(self, warnings: list[str]) -> None:
@@ -217,26 +261,34 @@ class CodedReader(ClipReader):
             return
         stated = self._conventions
         if "depth" in self.top and self._coding.depth_code is None:
+            float_or_integer = "unit" if self._is_float("depth") else f"{self.top['depth'].bit_length()}-bit code"
             warnings.append(
-                f"depth is in the file's own {'8' if self.top['depth'] == 255 else '16'}-bit code, which is not "
-                "stated, so it is left out; give depth_code='inverse:S', 'unit:M' or 'far:M' to turn it into metres."
+                f"depth is in the file's own {float_or_integer}, which is not stated, so it is left out; give unit=m, "
+                "depth_code='inverse:S', 'unit:M' or 'far:M' to turn it into metres."
             )
-        if "normal" in self.top and stated.normals != "skip":
+        if "normal" in self.top and not self._decodes("normal") and stated.normals is None:
+            warnings.append("normals may be in camera or world space, which is not stated, so they are left out.")
+        if "normal" in self.top and self._decodes("normal"):
             if stated.normals != "world" and stated.normal_axes is None:
                 warnings.append("normals are taken as camera space, Y up; give normal_axes='directx' if Y points down.")
             if stated.normals == "world" and (stated.up is None or stated.handedness is None):
                 warnings.append("world normals are taken as right-handed, Z up, as far as not stated (up, handedness).")
         if "albedo" in self.top and stated.albedo_code is None:
-            warnings.append("albedo is taken as sRGB; give albedo_code='linear' if it is linear.")
+            code = self._coding.albedo_code
+            other = "srgb" if code == "linear" else "linear"
+            warnings.append(f"albedo is taken as {_CODE_NAMES[code]}; give albedo_code='{other}' if it is {other}.")
 
     def _axes(self) -> str:
         coding, stated = self._coding, self._conventions
         depth = f"depth {coding.depth_code} -> metres" if coding.depth_code else "depth code unknown"
+        if coding.depth_code == "linear" and stated.metres != 1:
+            depth = f"depth {stated.unit} -> metres"
         if stated.depth_kind == "ray":
             depth += ", ray -> planar"
         world = f"world {stated.up or 'z'} up, {stated.handedness or 'right'}-handed -> camera space"
         space = {"world": world, "skip": "left out"}.get(stated.normals or "", f"camera space, {coding.normal_axes}")
-        return f"albedo {coding.albedo_code}; normals {space}, (n+1)/2; {depth}"
+        signed = self._is_float("normal") and stated.normal_code != "half"
+        return f"albedo {coding.albedo_code}; normals {space}, {'signed' if signed else '(n+1)/2'}; {depth}"
 
     def _load_cameras(
         self, given: str | None, frames: int, size: tuple[int, int]
@@ -253,12 +305,31 @@ class CodedReader(ClipReader):
 
     def _decoded(self, channel: str, start: int, stop: int) -> Tensor:
         planes = self._planes(channel, start, stop)
-        if channel == "normal" and self._conventions.normals == "world":
-            signed = 2 * planes.float() / self.top[channel] - 1
-            turned = camera_normals(signed, self._conventions, self._view.cameras(start, stop))
-            return unit_normals(turned, SHORTEST_NORMAL)
+        if channel == "normal":
+            return self._camera_normals(planes, start, stop)
+        if channel == "depth":
+            return self._planar_metres(planes, start)
         value = self._coding.decode(channel, planes, self.top[channel])
-        return self._view.planar(value, self._conventions.depth_kind, start) if channel == "depth" else value
+        return value if channel == "instance" else value.clamp(0, 1)
+
+    def _camera_normals(self, planes: Shaped[Tensor, "T 3 H W"], start: int, stop: int) -> Float[Tensor, "T 3 H W"]:
+        stated = replace(self._conventions, normal_axes=self._coding.normal_axes)
+        values = planes.float() / self.top["normal"]
+        shortest = SHORTEST_NORMAL
+        if self._is_float("normal") and stated.normal_code != "half":
+            if stated.normal_code is None:
+                check_signed(self._path, values)
+            shortest = SHORTEST_SIGNED_NORMAL
+        else:
+            values = 2 * values - 1
+        return unit_normals(camera_normals(values, stated, self._view.cameras(start, stop)), shortest)
+
+    def _planar_metres(self, planes: Shaped[Tensor, "T 1 H W"], start: int) -> Float[Tensor, "T 1 H W"]:
+        depth = self._coding.decode("depth", planes, self.top["depth"])
+        if self._coding.depth_code == "linear":
+            nothing = ~(depth > 0) | (depth >= SKY_DEPTH) | (depth == HALF_MAX)  # 0 and NaN: nothing was hit
+            depth = depth.masked_fill(nothing, torch.inf) * self._conventions.metres
+        return self._view.planar(depth, self._conventions.depth_kind, start)
 
     def _planes(self, channel: str, start: int, stop: int) -> Shaped[Tensor, "T C H W"]:
         """As many planes as the channel has; a grey channel stored as colour gives its green plane."""

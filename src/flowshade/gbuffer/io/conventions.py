@@ -83,6 +83,8 @@ class ClipConventions:
     """planar: along the optical axis; ray: distance to the camera's centre (needs cameras or `fov`)."""
     depth_code: str | None = None
     """How distance is stored, see `DepthCode`."""
+    bits: int | None = None
+    """Of integers: how many bits are used, where a file's own are more (10-bit values in a 16-bit PNG)."""
     unit: str | None = None
     """Of distances: a name of `UNITS`, or metres a unit as a number."""
     fov: float | None = None
@@ -110,6 +112,8 @@ class ClipConventions:
                 )
         if self.unit is not None:
             _metres(self.unit)
+        if self.bits is not None and (type(self.bits) is not int or not 1 < self.bits <= 16):
+            raise ClipError(f"bits is {self.bits!r}; expected a whole number from 2 to 16.")
         _check_number("fov", self.fov, 0, 180)
         _check_number("fps", self.fps, 0, math.inf)
 
@@ -229,6 +233,21 @@ def camera_normals(
         turn = camera.pose[:, :3, :3].transpose(1, 2) @ ours  # [T, 3, 3]
         return torch.einsum("tij,tjhw->tihw", turn, normal)
     return normal * torch.tensor(NORMAL_SIGNS[conventions.normal_axes or "opengl"])[:, None, None]
+
+
+def check_signed(path: Path, normal: Float[Tensor, "T 3 H W"]) -> None:
+    """Refuses floating-point normals that are unit vectors only once decoded from (n + 1) / 2."""
+    values = normal.movedim(1, 0).flatten(1)  # [3, N]
+    values = values[:, (values != 0).any(0)]
+
+    def off_unit(vectors: Tensor) -> float:
+        return float((vectors.norm(dim=0) - 1).abs().median())
+
+    if values.numel() and float(values.min()) >= 0 and off_unit(values) > 0.1 and off_unit(2 * values - 1) < 0.05:
+        raise ClipError(
+            f"{path}: normals are no unit vectors as they are, and are once decoded from (n+1)/2; give "
+            "normal_code='half' if they are coded so, or normal_code='signed' if they are not."
+        )
 
 
 def unit_normals(normal: Float[Tensor, "T 3 H W"], shortest: float) -> Float[Tensor, "T 3 H W"]:

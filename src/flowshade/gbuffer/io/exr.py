@@ -235,9 +235,13 @@ def _xyz(x: float, y: float) -> np.ndarray:
 def write_exr(path: Path, channels: dict[str, np.ndarray], attributes: dict[str, Any] | None = None) -> None:
     """Writes one lossless (ZIP) part. `channels` are [H, W] float16, float32 or uint32 by name."""
     header = {"compression": OpenEXR.ZIP_COMPRESSION, "type": OpenEXR.scanlineimage, **(attributes or {})}
-    # OpenEXR replaces the arrays in the dictionary it is given by its own objects: hence the copy.
-    with OpenEXR.File(header, dict(channels), num_threads=CALLING_THREAD) as file:
+    with OpenEXR.File(header, _writable(channels), num_threads=CALLING_THREAD) as file:
         file.write(str(path))
+
+
+def _writable(channels: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """OpenEXR ignores strides, and puts objects of its own into the dictionary it is given: hence the copies."""
+    return {name: np.ascontiguousarray(values) for name, values in channels.items()}
 
 
 def write_exr_parts(
@@ -245,6 +249,6 @@ def write_exr_parts(
 ) -> None:
     """Writes one lossless part for each name. `parts` are channels ([H, W] by name) by part."""
     header = {"compression": OpenEXR.ZIP_COMPRESSION, "type": OpenEXR.scanlineimage, **(attributes or {})}
-    made = [OpenEXR.Part(dict(header), dict(channels), name=name) for name, channels in parts.items()]
+    made = [OpenEXR.Part(dict(header), _writable(channels), name=name) for name, channels in parts.items()]
     with OpenEXR.File(made, num_threads=CALLING_THREAD) as file:
         file.write(str(path))

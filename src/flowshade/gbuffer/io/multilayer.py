@@ -18,8 +18,13 @@ from torch import Tensor
 
 from flowshade.color import linear_to_srgb, srgb_to_linear
 from flowshade.gbuffer.io.cameras import CAMERAS_FILE, load_cameras
-from flowshade.gbuffer.io.coding import world_normals_need_cameras
-from flowshade.gbuffer.io.conventions import ClipConventions, View, camera_normals, unit_normals
+from flowshade.gbuffer.io.coding import (
+    HALF_MAX,
+    SHORTEST_SIGNED_NORMAL,
+    SKY_DEPTH,
+    world_normals_need_cameras,
+)
+from flowshade.gbuffer.io.conventions import ClipConventions, View, camera_normals, check_signed, unit_normals
 from flowshade.gbuffer.io.depth import DepthCode
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.exr import ExrFile, ExrHeader, read_exr, read_header, to_rec709
@@ -27,12 +32,6 @@ from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, settle_fps, stack
 from flowshade.gbuffer.io.sequence import numbered
 from flowshade.types import CHANNELS, Camera, GBuffer
 
-SKY_DEPTH = 1e9
-"""Renderers write 1e10 or more, in any unit, where a ray hits nothing."""
-HALF_MAX = 65504.0
-"""The largest half float: what larger distances may have become."""
-SHORTEST_NORMAL = 1e-4
-"""Filtered normals shorter than this have no direction."""
 COLOURS = ("albedo", "emission", "reference")
 
 COMPONENTS: dict[str, tuple[str, ...]] = {
@@ -169,7 +168,7 @@ class MultilayerReader(ClipReader):
         partial = [name for name in layout.names if set(layout.names[name]) & set(self._header.partial)]
         if partial:
             warnings.append(
-                f"{', '.join(partial)}: stored for a region of the picture only; outside it lies sky, and colours are 0."
+                f"{', '.join(partial)}: stored for a region of the picture only; outside lies sky, and colours are 0."
             )
         warnings += self._own_warnings()
         if layout.unused:
@@ -283,27 +282,12 @@ class MultilayerReader(ClipReader):
         if self._conventions.normal_code is None:
             check_signed(self._path, normal)
         signed = 2 * normal - 1 if self._conventions.normal_code == "half" else normal
-        return unit_normals(camera_normals(signed, self._conventions, camera), SHORTEST_NORMAL)
+        return unit_normals(camera_normals(signed, self._conventions, camera), SHORTEST_SIGNED_NORMAL)
 
     def _reference(self, start: int, stop: int) -> Float[Tensor, "T 3 H W"] | None:
         """The rendered picture through the plain sRGB curve (Blender's "Standard" view), clamped."""
         linear = torch.stack([self._tensor(self._file(index), "reference") for index in range(start, stop)])
         return linear_to_srgb(self._rec709(linear))
-
-
-def check_signed(path: Path, normal: Float[Tensor, "T 3 H W"]) -> None:
-    """Refuses floating-point normals that are unit vectors only once decoded from (n + 1) / 2."""
-    values = normal.movedim(1, 0).flatten(1)  # [3, N]
-    values = values[:, (values != 0).any(0)]
-
-    def off_unit(vectors: Tensor) -> float:
-        return float((vectors.norm(dim=0) - 1).abs().median())
-
-    if values.numel() and float(values.min()) >= 0 and off_unit(values) > 0.1 and off_unit(2 * values - 1) < 0.05:
-        raise ClipError(
-            f"{path}: normals are no unit vectors as they are, and are once decoded from (n+1)/2; give "
-            "normal_code='half' if they are coded so, or normal_code='signed' if they are not."
-        )
 
 
 def _plain(name: str) -> str:
@@ -402,9 +386,9 @@ def _ask(path: Path, dialect: Dialect, channel: str, names: tuple[str, ...]) -> 
         "depth_kind": "depth_kind=planar or ray",
     }
     return (
-        f"{path}: {dialect.tool} files hold {channel} and do not say its {' or '.join(names)}; expected it stated. Give "
-        f"{', or '.join(examples[name] for name in names)}, as a flag or in gbuffer.json (flowshade inspect --guess "
-        "proposes one)."
+        f"{path}: {dialect.tool} files hold {channel} and do not say its {' or '.join(names)}; expected it stated. "
+        f"Give {', or '.join(examples[name] for name in names)}, as a flag or in gbuffer.json (flowshade inspect "
+        "--guess proposes one)."
     )
 
 

@@ -146,13 +146,19 @@ def _is_video_clip(path: Path) -> bool:
     return path.suffix.lower() == ".mp4" if path.is_file() else _has("*.mp4")(path)
 
 
+PICTURES = tuple(
+    f"{where}*.{suffix}" for suffix in ("png", "tif", "tiff", "jpg", "jpeg", "exr", "npy") for where in ("", "*/")
+)
+
+
 def _exr_dialect(path: Path) -> str | None:
     """Which renderer wrote a folder of EXR files, from the first one's header; None where there are none."""
-    if not path.is_dir() or next(path.glob("*.exr"), None) is None:
+    first = min(path.glob("*.exr"), default=None) if path.is_dir() else None
+    if first is None:
         return None
     from flowshade.gbuffer.io.exr import read_header
 
-    header = read_header(sorted(path.glob("*.exr"))[0])
+    header = read_header(first)
     attributes = " ".join(f"{name}={value}" for name, value in header.attributes.items() if name != "channels").lower()
     channels = [name.lower() for name in header.channels]
     if "unreal/" in attributes or any(name.startswith("finalimage") for name in channels):
@@ -163,7 +169,15 @@ def _exr_dialect(path: Path) -> str | None:
         return "vray"
     if "blender" in attributes or "cycles" in attributes or any(name.count(".") >= 2 for name in channels):
         return "blender"
-    return "exr"
+    return None if _one_channel_a_file(path) else "exr"
+
+
+def _one_channel_a_file(path: Path) -> bool:
+    """Whether EXR files carry the names of channels (`depth_0001.exr`), so that each holds one."""
+    from flowshade.gbuffer.io.picture_folder import channel_in_name
+
+    named = [channel_in_name(entry.stem) for entry in path.glob("*.exr")]
+    return bool(named) and all(named) and len({name[0] for name in named if name}) > 1
 
 
 def _is_exr(dialect: str) -> Callable[[Path], bool]:
@@ -181,10 +195,10 @@ FORMATS: dict[str, Format] = {
         Format("blender", "Blender's .exr files", _is_exr("blender"), "blender:BlenderReader"),
         Format("exr", "a folder of numbered .exr files", _is_exr("exr"), "generic_exr:GenericExrReader"),
         Format(
-            "png",
-            "a folder of albedo/0001.png or albedo_0001.png",
-            _has("*.png", "*/*.png"),
-            "png:PngReader",
+            "pictures",
+            "a folder of albedo/0001.png or albedo_0001.png (or .tif, .jpg, .exr, .npy)",
+            _has(*PICTURES),
+            "picture_folder:PictureFolderReader",
         ),
         Format("video", "a folder of albedo.mp4, depth.mp4, ...", _is_video_clip, "channel_video:ChannelVideoReader"),
     )
