@@ -143,7 +143,8 @@ def _has(*patterns: str) -> Callable[[Path], bool]:
 
 
 def _is_video_clip(path: Path) -> bool:
-    return path.suffix.lower() == ".mp4" if path.is_file() else _has("*.mp4")(path)
+    suffixes = ("mp4", "mov", "mkv", "webm", "avi")
+    return path.suffix[1:].lower() in suffixes if path.is_file() else _has(*(f"*.{s}" for s in suffixes))(path)
 
 
 PICTURES = tuple(
