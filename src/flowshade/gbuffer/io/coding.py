@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from einops import repeat
-from jaxtyping import Int, Shaped, UInt8
+from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
 from flowshade.color import linear_to_srgb, srgb_to_linear
@@ -201,9 +201,13 @@ class CodedReader(ClipReader):
                 "normals='camera' or 'world'."
             )
 
+    def _implied(self) -> ClipConventions:
+        """What the format itself says about the files that are there."""
+        return self.implied
+
     def _settled(self, conventions: ClipConventions) -> ClipConventions:
         """What is stated, and what the format implies besides; a stated depth code leaves an implied unit out."""
-        implied = self.implied
+        implied = self._implied()
         if conventions.depth_code is not None:
             implied = replace(implied, unit=None)
         if conventions.unit is not None:

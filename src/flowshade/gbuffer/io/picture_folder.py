@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from flowshade.color import linear_to_srgb
 from flowshade.gbuffer.io.coding import CODED_CHANNELS, CodedReader
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.pictures import SUFFIXES, read_picture
-from flowshade.gbuffer.io.sequence import numbered
+from flowshade.gbuffer.io.sequence import frame_number, numbered
 from flowshade.types import CHANNELS
 
 ALIASES: dict[str, str] = {
@@ -36,19 +38,17 @@ DARKEST = {"normal": 8, "albedo": 250}
 """16-bit normals or albedo below 1/8 or 1/250 of the range are fewer bits, stored unscaled."""
 
 
-def channel_pattern(names: dict[str, str]) -> re.Pattern[str]:
+@cache
+def channel_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     """Finds the names of channels between separators, longest first."""
     alternatives = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     return re.compile(rf"(?:^|[._-])({alternatives})(?=[._-]|\d|$)", re.IGNORECASE)
 
 
-_ALIASES = channel_pattern(ALIASES)
-
-
-def channel_in_name(stem: str) -> tuple[str, str] | None:
+def channel_in_name(stem: str, names: dict[str, str] = ALIASES) -> tuple[str, str] | None:
     """The channel that a file's stem names (the last one), and what stands before: `clip_1_depth` -> depth, clip_1."""
-    matches = list(_ALIASES.finditer(stem))
-    return (ALIASES[matches[-1][1].lower()], stem[: matches[-1].start()]) if matches else None
+    matches = list(channel_pattern(tuple(names)).finditer(stem))
+    return (names[matches[-1][1].lower()], stem[: matches[-1].start()]) if matches else None
 
 
 def pictures_in(folder: Path) -> list[Path]:
@@ -60,6 +60,8 @@ class PictureFolderReader(CodedReader):
     """Reads a folder of pictures, see this module. Options: `CodedReader`."""
 
     format = "pictures"
+    names: ClassVar[dict[str, str]] = ALIASES
+    """What files and folders may be called -> channel, or "rgb"."""
 
     def _find(self, warnings: list[str]) -> tuple[int, tuple[int, int], float | None]:
         self._files = self._by_frame(self._by_channel())
@@ -101,16 +103,19 @@ class PictureFolderReader(CodedReader):
             )
 
     def _by_frame(self, found: dict[str, list[Path]]) -> dict[str, dict[int, Path]]:
-        return {name: numbered(paths, f"{self._path} {name}") for name, paths in found.items()}
+        return {name: numbered(paths, f"{self._path} {name}", self._frame_number) for name, paths in found.items()}
+
+    def _frame_number(self, path: Path) -> int | None:
+        return frame_number(path)
 
     def _by_channel(self) -> dict[str, list[Path]]:
         found: dict[str, list[Path]] = {}
         for path in pictures_in(self._path):
-            named = channel_in_name(path.stem)
+            named = channel_in_name(path.stem, self.names)
             if named is not None:
                 found.setdefault(named[0], []).append(path)
         for folder in sorted(entry for entry in self._path.iterdir() if entry.is_dir()):
-            name = ALIASES.get(folder.name.lower())
+            name = self.names.get(folder.name.lower())
             files = pictures_in(folder)
             if name is not None and files:
                 if name in found:
@@ -160,8 +165,13 @@ class PictureFolderReader(CodedReader):
     def _check_grey(self, channel: str, path: Path, planes: np.ndarray) -> None:
         if CHANNELS.get(channel) != 1 or len(planes) != 3:
             return
-        tolerance = JPEG_GREY_TOLERANCE if path.suffix.lower() in JPEG else 0
-        if np.ptp(planes.astype(np.float64), axis=0).max() > tolerance:
+        if path.suffix.lower() in JPEG:
+            alike = np.ptp(planes.astype(np.int32), axis=0).max() <= JPEG_GREY_TOLERANCE
+        else:
+            alike = np.array_equal(planes[0], planes[1], equal_nan=planes.dtype.kind == "f") and np.array_equal(
+                planes[0], planes[2], equal_nan=True
+            )
+        if not alike:
             raise ClipError(
                 f"{path} has three different planes; {channel} expected one, or three alike. It may be a coloured "
                 "preview: export the values."

@@ -142,6 +142,12 @@ def _has(*patterns: str) -> Callable[[Path], bool]:
     return lambda path: path.is_dir() and any(next(path.glob(pattern), None) for pattern in patterns)
 
 
+def _seen(finder: str) -> Callable[[Path], bool]:
+    """Recognition by a function of a reader's module (`module:function`), imported only when it comes to that."""
+    module, name = finder.split(":")
+    return lambda path: bool(getattr(import_module(f"{__package__}.{module}"), name)(path))
+
+
 def _is_video_clip(path: Path) -> bool:
     suffixes = ("mp4", "mov", "mkv", "webm", "avi")
     return path.suffix[1:].lower() in suffixes if path.is_file() else _has(*(f"*.{s}" for s in suffixes))(path)
@@ -190,6 +196,38 @@ FORMATS: dict[str, Format] = {
     for format in (
         Format("clip", "a folder with clip.json", _has("clip.json"), "folder:ClipFolderReader"),
         Format("flash", "a folder of window-NN.npy", _has("window-*.npy"), "flash:FlashReader"),
+        Format("mosaic", "a folder with mosaic.json", _has("mosaic.json"), "mosaic:MosaicReader"),
+        Format(
+            "upstream",
+            "clip folders with metadata_with_captions.csv",
+            _seen("upstream:is_upstream"),
+            "upstream:UpstreamReader",
+        ),
+        Format(
+            "hypersim",
+            "Hypersim's scene_cam_00_geometry_hdf5",
+            _seen("hypersim:camera_folders"),
+            "hypersim:HypersimReader",
+        ),
+        Format("infinigen", "Infinigen's frames", _seen("infinigen:frames_folder"), "infinigen:InfinigenReader"),
+        Format(
+            "interiorverse",
+            "InteriorVerse's 000_albedo.exr, ...",
+            _seen("interiorverse:is_interiorverse"),
+            "interiorverse:InteriorVerseReader",
+        ),
+        Format(
+            "diffusion-renderer",
+            "DiffusionRenderer's gbuffer_frames",
+            _seen("diffusion_renderer:find_clip"),
+            "diffusion_renderer:DiffusionRendererReader",
+        ),
+        Format(
+            "replicator",
+            "Replicator's distance_to_image_plane_0000.npy, ...",
+            _seen("replicator:is_replicator"),
+            "replicator:ReplicatorReader",
+        ),
         Format("unreal", "Movie Render Queue's .exr files", _is_exr("unreal"), "unreal:UnrealReader"),
         Format("arnold", "Arnold's .exr files", _is_exr("arnold"), "arnold:ArnoldReader"),
         Format("vray", "V-Ray's .exr files", _is_exr("vray"), "vray:VRayReader"),

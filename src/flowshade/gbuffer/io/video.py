@@ -177,7 +177,8 @@ class VideoReader:
         self.variable_rate = False
         self.frames, self.fps = self._scan(any_rate)
         self.subsampled = "444" not in self.pixel_format and not self.pixel_format.startswith(("rgb", "bgr", "gbr"))
-        self.bits = max((part.bits for part in self._stream.codec_context.format.components), default=8)
+        stored = self._stream.codec_context.format
+        self.bits = max((part.bits for part in stored.components), default=8) if stored is not None else 8
         self.top = 65535 if deep and self.bits > 8 else 255
         self._open()
         self._check_upright()
