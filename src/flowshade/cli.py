@@ -50,6 +50,9 @@ class Reading:
             help="linear, inverse:S, unit:METRES, far:METRES, disparity:K, reversed-z:NEAR[,FAR] or z-buffer:NEAR,FAR.",
         ),
     ] = None
+    bits: Annotated[
+        int | None, arg(metavar="N", help="Bits that integers use, where a file's own are more (10 in a 16-bit PNG).")
+    ] = None
     unit: Annotated[
         str | None, arg(metavar="UNIT", help="Of linear distances: m, cm, mm, km, in, ft, or metres a unit.")
     ] = None
@@ -99,11 +102,22 @@ def inspect(
     format: Format = None,
     fps: Fps = None,
     sheet: Annotated[Path | None, arg(metavar="PNG", help="Also write a contact sheet of all channels.")] = None,
+    guess: Annotated[
+        bool, arg(help="Find out from the values what the files do not say: axes, spaces, depth, unit; with evidence.")
+    ] = False,
+    write: Annotated[bool, arg(help="With --guess: write the proposal to gbuffer.json beside the clip.")] = False,
     reading: ReadingFlags = NOTHING_STATED,
 ) -> None:
     """Say what a clip holds: format, frames, size, channels found and missing, ranges, axes, warnings."""
-    from flowshade.gbuffer.io import inspect_clip
+    from flowshade.gbuffer.io import guess_conventions, inspect_clip
 
+    if write and not guess:
+        raise FlowshadeError("--write goes with --guess; give both to write what is proposed.")
+    if guess:
+        proposal = guess_conventions(path, format=format, **reading.stated())
+        print(proposal)
+        print(f"  wrote     {proposal.save()}" if write else "  Write it to gbuffer.json with --guess --write.")
+        return
     found = inspect_clip(path, format=format, fps=fps, **reading.stated())
     print(found)
     if sheet is not None:

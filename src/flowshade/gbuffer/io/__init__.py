@@ -11,6 +11,7 @@ from flowshade.gbuffer.io.conventions import ClipConventions
 from flowshade.gbuffer.io.convert import Conversion, convert
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.folder import ClipWriter, write_clip
+from flowshade.gbuffer.io.guess import Finding, Guess, guess_conventions
 from flowshade.gbuffer.io.inspection import ChannelRange, Inspection, inspect_clip
 from flowshade.gbuffer.io.reader import FORMATS, ClipInfo, ClipReader, open_clip, read_clip
 from flowshade.gbuffer.io.resize import resize
@@ -25,10 +26,13 @@ __all__ = [
     "ClipReader",
     "ClipWriter",
     "Conversion",
+    "Finding",
+    "Guess",
     "Inspection",
     "VideoReader",
     "VideoWriter",
     "convert",
+    "guess_conventions",
     "inspect_clip",
     "open_clip",
     "read_clip",

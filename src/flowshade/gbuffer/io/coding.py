@@ -347,6 +347,10 @@ class CodedReader(ClipReader):
             "in colour."
         )
 
+    def _stored(self, start: int, stop: int) -> dict[str, tuple[Tensor, int]]:
+        names = [name for name in ("normal", "depth") if name in self.top]
+        return {name: (self._planes(name, start, stop), self.top[name]) for name in names}
+
     def _coded(self, start: int, stop: int) -> dict[str, UInt8[Tensor, "T 3 H W"]]:
         wide = [name for name, top in self.top.items() if top != 255]
         if wide:

@@ -242,8 +242,8 @@ def _faults_of_edges(pictures: Mapping[str, np.ndarray]) -> list[str]:
 
 def _edges(picture: np.ndarray) -> np.ndarray:
     """[H, W] strength of edges over all planes, of 8-bit pictures."""
-    steps = [cv2.Sobel(picture, cv2.CV_32F, dx, dy) for dx, dy in ((1, 0), (0, 1))]
-    return np.sqrt(sum(step**2 for step in steps).max(-1)).astype(np.float32)
+    across, down = (cv2.Sobel(picture, cv2.CV_32F, dx, dy) for dx, dy in ((1, 0), (0, 1)))
+    return np.hypot(across, down).max(-1).astype(np.float32)
 
 
 def _faults_of_seams(pictures: Mapping[str, np.ndarray]) -> list[str]:

@@ -249,6 +249,10 @@ class MultilayerReader(ClipReader):
             values["normal"] = values["normal"].masked_fill(values["depth"].isinf(), 0.0)
         return GBuffer(**values, camera=camera)
 
+    def _stored(self, start: int, stop: int) -> dict[str, tuple[Tensor, int]]:
+        channels = stack([self._planes(self._file(index)) for index in range(start, stop)])
+        return {name: (channels[name], 1) for name in ("normal", "depth") if name in channels}
+
     def _planes(self, file: ExrFile) -> dict[str, Tensor]:
         return {name: self._tensor(file, name) for name in self.info.channels}
 

@@ -72,6 +72,13 @@ class ClipReader(ABC):
         """The file's own 8-bit planes, untouched, by channel: what upstream's models take byte for byte."""
         return self._coded(*self._bounds(start, stop))
 
+    def stored(self, start: int = 0, stop: int | None = None) -> dict[str, tuple[Tensor, int]]:
+        """Normals and depth as the files hold them, [T, C, H, W], each with its largest number (1 if floating-point).
+
+        For finding out what they mean (`guess_conventions`); only readers of files that do not say it have them.
+        """
+        return self._stored(*self._bounds(start, stop))
+
     def windows(self, frames: int, start: int = 0, stop: int | None = None) -> Iterator[GBuffer]:
         """Consecutive runs of `frames` frames, one in memory at a time; the last may be shorter."""
         if frames < 1:
@@ -105,6 +112,11 @@ class ClipReader(ABC):
     def _reference(self, start: int, stop: int) -> Float[Tensor, "T 3 H W"] | None:
         raise NotImplementedError
 
+    def _stored(self, start: int, stop: int) -> dict[str, tuple[Tensor, int]]:
+        raise ClipError(
+            f"{self.info.path}: format {self.info.format!r} says what its numbers mean; there is nothing to guess."
+        )
+
     def _coded(self, start: int, stop: int) -> dict[str, UInt8[Tensor, "T 3 H W"]]:
         raise ClipError(
             f"{self.info.path}: format {self.info.format!r} holds no 8-bit planes; upstream's models take PNG folders "
@@ -123,11 +135,17 @@ class Format:
     reader: str
     """`module:class` below this package."""
 
+    def _class(self) -> type[ClipReader]:
+        module, name = self.reader.split(":")
+        return getattr(import_module(f"{__package__}.{module}"), name)
+
+    def options(self) -> frozenset[str]:
+        """Names of `ClipConventions` that its reader takes."""
+        return self._class().options | {"format", "fps"}
+
     def open(self, path: Path, given: ClipConventions, beside: ClipConventions) -> ClipReader:
         """Opens a path with what was given by the caller and what its `gbuffer.json` states."""
-        module, name = self.reader.split(":")
-        reader = getattr(import_module(f"{__package__}.{module}"), name)
-        takes = reader.options | {"format", "fps"}
+        takes = self.options()
         for source, conventions in (("", given), (f"{SIDECAR}: ", beside)):
             unknown = [name for name in conventions.stated() if name not in takes]
             if unknown:
@@ -135,7 +153,7 @@ class Format:
                     f"{path}: {source}option {unknown[0]!r} is not one of format {self.name!r}, which takes "
                     f"{', '.join(sorted(takes))}. Leave it out, or name another format."
                 )
-        return reader(path, given.over(beside))
+        return self._class()(path, given.over(beside))  # pyright: ignore[reportCallIssue]
 
 
 def _has(*patterns: str) -> Callable[[Path], bool]:
