@@ -130,8 +130,12 @@ def convert(
     source: Annotated[Positional[Path], arg(metavar="SRC", help="A clip: a folder or a file.")],
     target: Annotated[Positional[Path], arg(metavar="DST", help="Where to write.")],
     to: Annotated[
-        Literal["clip", "png", "flash", "video"],
-        arg(help="clip: Flowshade's own, lossless; png: 16 bit; flash: upstream's windows; video: one a channel."),
+        Literal["clip", "exr", "png", "flash", "video", "upstream", "side-by-side"],
+        arg(
+            help="clip: Flowshade's own, lossless; exr: lossless, a part a channel, for Blender and Nuke; png: 16 bit; "
+            "flash: upstream's windows; video: one a channel; upstream: its dataset's layout; side-by-side: one MP4 to "
+            "look at."
+        ),
     ] = "clip",
     format: Format = None,
     fps: Fps = None,

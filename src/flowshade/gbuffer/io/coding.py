@@ -347,6 +347,17 @@ class CodedReader(ClipReader):
             "in colour."
         )
 
+    @property
+    def verbatim(self) -> Coding | None:
+        """What the 8-bit planes mean if they can be copied as they are; None if something besides must be stated."""
+        stated = self._conventions
+        plain = stated.normals in (None, "camera") and stated.depth_kind != "ray" and stated.bits is None
+        return self._coding if plain and all(top == 255 for top in self.top.values()) else None
+
+    def cameras(self, start: int, stop: int) -> Camera | None:
+        """The cameras of a run of frames."""
+        return self._view.cameras(start, stop)
+
     def _stored(self, start: int, stop: int) -> dict[str, tuple[Tensor, int]]:
         names = [name for name in ("normal", "depth") if name in self.top]
         return {name: (self._planes(name, start, stop), self.top[name]) for name in names}

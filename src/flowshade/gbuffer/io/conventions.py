@@ -52,6 +52,8 @@ NORMAL_SIGNS: dict[str, tuple[float, float, float]] = {
     "opencv": (1.0, -1.0, -1.0),
 }
 """What turns camera-space axes into ours."""
+UNIT_TOLERANCE = 1e-6
+"""Rounding of a unit vector's length in float32."""
 FOV_TOLERANCE = 0.01
 """Largest relative difference between a stated field of view and the cameras file."""
 
@@ -251,9 +253,10 @@ def check_signed(path: Path, normal: Float[Tensor, "T 3 H W"]) -> None:
 
 
 def unit_normals(normal: Float[Tensor, "T 3 H W"], shortest: float) -> Float[Tensor, "T 3 H W"]:
-    """Unit vectors; those shorter than `shortest`, which have no direction, become 0."""
+    """Unit vectors; those shorter than `shortest`, which have no direction, become 0. Unit ones stay bit for bit."""
     lengths = normal.norm(dim=1, keepdim=True)
-    return normalize(normal, dim=1).masked_fill(~(lengths >= shortest), 0.0)
+    units = torch.where((lengths - 1).abs() < UNIT_TOLERANCE, normal, normalize(normal, dim=1))
+    return units.masked_fill(~(lengths >= shortest), 0.0)
 
 
 def intrinsics_of_fov(fov: float, size: tuple[int, int]) -> Float[Tensor, "1 4"]:

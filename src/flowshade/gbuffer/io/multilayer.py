@@ -112,7 +112,7 @@ class MultilayerReader(ClipReader):
         self._header = read_header(first)
         _check_pixels(first, self._header)
         self._to_rec709 = to_rec709(first, self._header)
-        self._layout = find_passes(first, self._header.channels, conventions.layer, self.dialect)
+        self._layout = self._find_passes()
         if conventions.normals == "skip":
             self._layout.names.pop("normal", None)
         self._check_stated()
@@ -121,6 +121,9 @@ class MultilayerReader(ClipReader):
         camera, stated_fps = self._load_cameras(conventions.cameras)
         self._view = View(path, conventions, camera, self._header.size)
         self.info = self._describe(conventions.fps, stated_fps or self._header.fps)
+
+    def _find_passes(self) -> PassLayout:
+        return find_passes(self._paths[0], self._header.channels, self._conventions.layer, self.dialect)
 
     def _check_stated(self) -> None:
         """Asks for what neither the files nor the renderer's habits say."""
