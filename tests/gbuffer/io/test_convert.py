@@ -77,7 +77,9 @@ def test_planes_that_mean_something_else_are_converted(tmp_path, source):
         (tmp_path / "a" / name).unlink()
     with pytest.raises(ClipError, match="depth cannot be read without more being said"):
         convert(tmp_path / "a", tmp_path / "c", format="flash", size=(6, 9))
-    done = convert(tmp_path / "a", tmp_path / "c", format="flash", depth_code="far:50", depth_kind="ray", fov=60, stop=16)
+    done = convert(
+        tmp_path / "a", tmp_path / "c", format="flash", depth_code="far:50", depth_kind="ray", fov=60, stop=16
+    )
     assert not any("copied" in note for note in done.notes)
 
 

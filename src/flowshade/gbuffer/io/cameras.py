@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.errors import ClipError, reason
 from flowshade.gbuffer.io.limits import read_json
 from flowshade.types import Camera
 
@@ -55,7 +55,7 @@ def load_cameras(path: Path, numbers: Sequence[int] | None, frames: int, size: t
         stated = (int(values["height"]), int(values["width"])) if "height" in values else size
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ClipError(
-            f"{path} is not a cameras file ({type(error).__name__}: {error}); expected a list `cameras` with frame, "
+            f"{path} is not a cameras file ({type(error).__name__}: {reason(error)}); expected a list `cameras` with frame, "
             "fx, fy, cx, cy, camera_to_world. Export it again."
         ) from error
     if stated != size:
@@ -78,7 +78,7 @@ def load_cameras(path: Path, numbers: Sequence[int] | None, frames: int, size: t
         return CameraFile(camera, float(values["fps"]) if "fps" in values else None)
     except (ValueError, TypeError) as error:
         raise ClipError(
-            f"{path} holds cameras that are no numbers of the right shape ({error}); expected fx, fy, cx, cy and a "
+            f"{path} holds cameras that are no numbers of the right shape ({reason(error)}); expected fx, fy, cx, cy and a "
             "camera_to_world of four rows of four. Export it again."
         ) from error
 

@@ -30,7 +30,7 @@ from flowshade.gbuffer.io.conventions import (
     unit_normals,
 )
 from flowshade.gbuffer.io.depth import DepthCode
-from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.errors import ClipError, reason
 from flowshade.gbuffer.io.limits import read_json
 from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, settle_fps
 from flowshade.types import CHANNELS, Camera, GBuffer
@@ -128,7 +128,7 @@ class CodingFile:
             if isinstance(error, ClipError):
                 raise
             raise ClipError(
-                f"{path} is not a coding file ({error}); expected JSON written by Flowshade. Remove it and give "
+                f"{path} is not a coding file ({reason(error)}); expected JSON written by Flowshade. Remove it and give "
                 "options."
             ) from error
 

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import OpenEXR
 
-from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.errors import ClipError, reason
 from flowshade.gbuffer.io.limits import MAX_SIDE, check_picture
 
 CALLING_THREAD = 0
 """OpenEXR's own thread pool stays unused: whoever reads several clips at once decides about threads."""
 MAGIC = b"\x76\x2f\x31\x01"
 REC709 = (0.64, 0.33, 0.30, 0.60, 0.15, 0.06, 0.3127, 0.3290)
+OPENEXR_ERRORS = (RuntimeError, IndexError, ValueError, TypeError, KeyError, MemoryError, OSError)
+"""What OpenEXR's module raises for damaged files; UnicodeDecodeError, for names, is a ValueError."""
 UNTOLD_SPACES = (None, "", "data", "unknown")
 """What `colorInteropID` says where it says nothing about colour."""
 BRADFORD = np.array([[0.8951, 0.2664, -0.1614], [-0.7502, 1.7135, 0.0367], [0.0389, -0.0685, 1.0296]])
@@ -77,21 +79,25 @@ def read_exr(path: Path, outside: Mapping[str, float] | None = None) -> ExrFile:
     size = read_header(path).size  # refuses absurd sizes before pixels are made room for
     try:
         parts = OpenEXR.File(str(path), separate_channels=True, num_threads=CALLING_THREAD).parts
-    except (RuntimeError, IndexError, ValueError, TypeError, MemoryError) as error:
-        raise ClipError(_unreadable(path)) from error
+        stored = {
+            _full_name(name, part.name(), len(parts)): (channel, part.header)
+            for part in parts
+            for name, channel in part.channels.items()
+        }
+        header = dict(parts[0].header)
+    except OPENEXR_ERRORS as error:
+        raise ClipError(_unreadable(path, error)) from error
     channels: dict[str, np.ndarray] = {}
-    for part in parts:
-        for name, channel in part.channels.items():
-            if channel.xSampling != 1 or channel.ySampling != 1:
-                raise ClipError(f"{path}: channel {name} is subsampled; expected full resolution. Write it so.")
-            full = _full_name(name, part.name(), len(parts))
-            channels[full] = _in_display_window(channel.pixels, part.header, (outside or {}).get(full, 0))
+    for name, (channel, part_header) in stored.items():
+        if channel.xSampling != 1 or channel.ySampling != 1:
+            raise ClipError(f"{path}: channel {name} is subsampled; expected full resolution. Write it so.")
+        channels[name] = _in_display_window(channel.pixels, part_header, (outside or {}).get(name, 0))
     if not channels:
         raise ClipError(_unreadable(path))
     wrong = [name for name, pixels in channels.items() if pixels.shape != size]
     if wrong:
         raise ClipError(f"{path}: channel {wrong[0]} has another size than its header says. Write the file again.")
-    return ExrFile(dict(parts[0].header), channels)
+    return ExrFile(header, channels)
 
 
 def _in_display_window(pixels: np.ndarray, header: dict[str, Any], outside: float) -> np.ndarray:
@@ -118,17 +124,17 @@ def read_header(path: Path) -> ExrHeader:
     try:
         parts = OpenEXR.File(str(path), header_only=True).parts
         headers = [part.header for part in parts]
-    except (RuntimeError, IndexError, ValueError, TypeError, MemoryError) as error:
-        raise ClipError(_unreadable(path, str(error))) from error
-    first = headers[0]
+        first = headers[0]
+        names = {
+            _full_name(channel.name, part.name(), len(parts)): header
+            for part, header in zip(parts, headers, strict=True)
+            for channel in header["channels"]
+        }
+    except OPENEXR_ERRORS as error:
+        raise ClipError(_unreadable(path, error)) from error
     _check_headers(path, headers)
     spaces = [header.get("colorInteropID") for header in headers]
     rate = first.get("framesPerSecond")
-    names = {
-        _full_name(channel.name, part.name(), len(parts)): header
-        for part, header in zip(parts, headers, strict=True)
-        for channel in header["channels"]
-    }
     return ExrHeader(
         channels=list(names),
         size=_window_size(first["displayWindow"]),
@@ -171,16 +177,22 @@ def _full_name(channel: str, part: str, parts: int) -> str:
     return channel if parts == 1 or "." in channel else f"{part}.{channel}"
 
 
-def _unreadable(path: Path, reason: str = "") -> str:
+def _unreadable(path: Path, error: Exception | None = None) -> str:
     size = path.stat().st_size
     with path.open("rb") as file:
         magic = file.read(4)
     if magic != MAGIC:
         return f"{path} ({size} bytes) does not begin like an EXR file; expected OpenEXR. Write it again."
-    if "size" in reason or "window" in reason or "width" in reason:
+    if isinstance(error, UnicodeDecodeError):
         return (
-            f"{path} ({size} bytes) announces a picture that cannot be ({' '.join(reason.split())}); expected at most "
-            f"{MAX_SIDE} pixels a side. Its header is damaged: write or copy it again."
+            f"{path} has channel names that are no text; expected UTF-8. Some Linux builds of Unreal append rubbish to "
+            "them: rename the channels, or render with another build."
+        )
+    said = "" if error is None else reason(error)
+    if "size" in said or "window" in said or "width" in said:
+        return (
+            f"{path} ({size} bytes) announces a picture that cannot be ({said}); expected at most {MAX_SIDE} pixels a "
+            "side. Its header is damaged: write or copy it again."
         )
     return f"{path} ({size} bytes) begins like an EXR file but cannot be read; it is cut short. Write or copy it again."
 

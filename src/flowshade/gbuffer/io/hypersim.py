@@ -17,7 +17,7 @@ import torch
 
 from flowshade.errors import MissingDependencyError
 from flowshade.gbuffer.io.conventions import ClipConventions, intrinsics_of_fov
-from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.errors import ClipError, reason
 from flowshade.gbuffer.io.limits import check_picture
 from flowshade.gbuffer.io.picture_folder import PictureFolderReader
 from flowshade.types import Camera
@@ -150,7 +150,9 @@ def read_hdf5(path: Path) -> np.ndarray:
     except ClipError:
         raise
     except (OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError, OverflowError) as error:
-        raise ClipError(f"{path} cannot be read as HDF5 with an array `dataset` ({error}). Copy it again.") from error
+        raise ClipError(
+            f"{path} cannot be read as HDF5 with an array `dataset` ({reason(error)}). Copy it again."
+        ) from error
 
 
 def _h5py() -> Any:
@@ -171,6 +173,6 @@ def _metres_a_unit(detail: Path) -> float:
         return float(values["meters_per_asset_unit"])
     except (OSError, KeyError, ValueError, csv.Error) as error:
         raise ClipError(
-            f"{path} does not say meters_per_asset_unit ({error}); expected it beside the poses. Copy it from the "
+            f"{path} does not say meters_per_asset_unit ({reason(error)}); expected it beside the poses. Copy it from the "
             "dataset, or give cameras=FILE."
         ) from error

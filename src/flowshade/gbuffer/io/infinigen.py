@@ -8,16 +8,15 @@ OpenCV's (Y down, Z ahead). There is no base colour, only Blender's diffuse colo
 from __future__ import annotations
 
 import re
-import zlib
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 
 from flowshade.gbuffer.io.conventions import ClipConventions
-from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.errors import ClipError, reason
 from flowshade.gbuffer.io.picture_folder import PictureFolderReader, pictures_in
+from flowshade.gbuffer.io.pictures import NUMPY_ERRORS
 from flowshade.types import Camera
 
 KINDS = {
@@ -121,8 +120,8 @@ def read_camview(path: Path, size: tuple[int, int]) -> Camera:
             height, width = (int(side) for side in stored["HW"]) if "HW" in stored else size
         if matrix.shape != (3, 3) or pose.shape != (4, 4) or min(height, width) < 1:
             raise ValueError(f"K {matrix.shape}, T {pose.shape}, HW {(height, width)}")
-    except (ValueError, KeyError, OSError, EOFError, TypeError, BadZipFile, zlib.error, NotImplementedError) as error:
-        raise ClipError(f"{path} is no camera ({error}); expected K, T and HW. Export it again.") from error
+    except NUMPY_ERRORS as error:
+        raise ClipError(f"{path} is no camera ({reason(error)}); expected K, T and HW. Export it again.") from error
     scale_x, scale_y = size[1] / width, size[0] / height
     row = [matrix[0, 0] * scale_x, matrix[1, 1] * scale_y, matrix[0, 2] * scale_x, matrix[1, 2] * scale_y]
     turned = torch.from_numpy(pose @ OPENCV_TO_OPENGL).float()

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.errors import ClipError, reason
 
 MAX_JSON_BYTES = 2**26
 """Larger JSON files are refused before they are read."""
@@ -30,7 +30,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ClipError(f"{path} is not JSON ({error}); expected a text file. Write it again.") from error
+        raise ClipError(f"{path} is not JSON ({reason(error)}); expected a text file. Write it again.") from error
 
 
 def check_picture(path: Path, size: tuple[int, int], planes: int, bytes_a_value: int) -> None:

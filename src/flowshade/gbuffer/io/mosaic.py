@@ -24,7 +24,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from flowshade.gbuffer.io.coding import CODED_CHANNELS, CodedReader
-from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.errors import ClipError, reason
 from flowshade.gbuffer.io.limits import read_json
 from flowshade.gbuffer.io.video import VideoReader
 from flowshade.types import CHANNELS
@@ -99,7 +99,7 @@ class MosaicLayout:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ClipError(
-                f"{path} is no layout ({type(error).__name__}: {error}); expected videos, and tiles with left, top, "
+                f"{path} is no layout ({type(error).__name__}: {reason(error)}); expected videos, and tiles with left, top, "
                 "width, height (and video) for each channel, in pixels."
             ) from error
         _check_tiles(path, layout)

@@ -9,7 +9,9 @@ import io
 import math
 import os
 import struct
+import tokenize
 import warnings
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +20,7 @@ import cv2
 import numpy as np
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
-from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.errors import ClipError, reason
 from flowshade.gbuffer.io.exr import read_exr
 from flowshade.gbuffer.io.limits import MAX_FRAME_BYTES, check_picture
 
@@ -27,6 +29,23 @@ FAST_COMPRESSION = 1
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 PNG_PLANES = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
 """Colour type of a PNG header -> values a pixel."""
+NUMPY_ERRORS = (
+    ValueError,
+    EOFError,
+    OSError,
+    SyntaxError,
+    TypeError,
+    MemoryError,
+    OverflowError,
+    RecursionError,
+    KeyError,
+    tokenize.TokenError,
+    zlib.error,
+    zipfile.BadZipFile,
+    NotImplementedError,
+    struct.error,
+)
+"""What NumPy raises for damaged files: its headers are Python literals, its .npz files ZIP archives."""
 ORIENTATION = 274
 """The EXIF and TIFF tag that says how a picture is turned; 1 = not."""
 SAMPLE_FORMATS = {1: "u", 2: "i", 3: "f"}
@@ -100,7 +119,7 @@ def _decoded(path: Path, data: bytes) -> np.ndarray:
     try:
         values = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     except cv2.error as error:
-        raise ClipError(f"{path} cannot be read as a {kind} picture ({error.err}). Write it again.") from error
+        raise ClipError(f"{path} cannot be read as a {kind} picture ({reason(error)}). Write it again.") from error
     if values is None:
         raise ClipError(f"{path} ({len(data)} bytes) cannot be read as a {kind} picture. Write it again.")
     if values.ndim == 2:
@@ -165,7 +184,7 @@ def _read_jpeg(path: Path) -> np.ndarray:
     ) as error:
         if isinstance(error, ClipError):
             raise
-        raise ClipError(f"{path} ({len(data)} bytes) cannot be read as a JPEG picture ({error}).") from error
+        raise ClipError(f"{path} ({len(data)} bytes) cannot be read as a JPEG picture ({reason(error)}).") from error
     _check_upright(path, turned)
     if picture.mode not in ("L", "RGB"):
         raise ClipError(f"{path} is a {picture.mode} JPEG; expected grey or RGB. Write it so.")
@@ -207,8 +226,8 @@ def open_npy(path: Path) -> np.ndarray:
         if size > path.stat().st_size:
             raise ValueError(f"it announces {size} bytes and has {path.stat().st_size}")
         values = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError, SyntaxError, TypeError, MemoryError, OverflowError) as error:
-        raise ClipError(f"{path} cannot be read as a NumPy array ({error}). Write or copy it again.") from error
+    except NUMPY_ERRORS as error:
+        raise ClipError(f"{path} cannot be read as a NumPy array ({reason(error)}). Write or copy it again.") from error
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "uifb" or 0 in values.shape:
         raise ClipError(f"{path} holds no array of numbers; expected one. Write it with numpy.save.")
     return values

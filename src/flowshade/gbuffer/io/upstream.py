@@ -11,7 +11,7 @@ import csv
 from pathlib import Path, PurePosixPath
 
 from flowshade.gbuffer.io.channel_video import ChannelVideoReader
-from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.errors import ClipError, reason
 from flowshade.gbuffer.io.limits import MAX_JSON_BYTES
 
 METADATA = "metadata_with_captions.csv"
@@ -43,7 +43,9 @@ def read_metadata(path: Path) -> dict[str, str]:
                 raise ClipError(f"{path} has no column {lacking[0]!r}; expected {', '.join(COLUMNS)}. Write it again.")
             return {row["video"]: row["prompt"] or "" for row in table if row["video"]}
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ClipError(f"{path} is no table of text ({error}); expected CSV in UTF-8. Write it again.") from error
+        raise ClipError(
+            f"{path} is no table of text ({reason(error)}); expected CSV in UTF-8. Write it again."
+        ) from error
 
 
 def caption_of(path: Path, metadata: Path) -> str:

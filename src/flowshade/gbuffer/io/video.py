@@ -18,7 +18,7 @@ from einops import rearrange
 from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
-from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.errors import ClipError, reason
 from flowshade.gbuffer.io.limits import check_picture
 from flowshade.types import Frames
 
@@ -194,15 +194,17 @@ class VideoReader:
     def _open(self) -> None:
         self.close()
         try:
-            self._container = av.open(str(self.path))
+            self._container = av.open(str(self.path), metadata_errors="replace")
         except av.error.FFmpegError as error:
             raise ClipError(
-                f"{self.path} cannot be opened as a video ({error}); expected MP4 or anything FFmpeg decodes. "
+                f"{self.path} cannot be opened as a video ({reason(error)}); expected MP4 or anything FFmpeg decodes. "
                 "It may be cut short: write it again."
             ) from error
         if not self._container.streams.video:
             raise ClipError(f"{self.path} has no picture stream; expected a video file.")
         self._stream = self._container.streams.video[0]
+        if self._stream.codec_context is None:
+            raise ClipError(f"{self.path} says no codec that is known; expected H.264 or anything FFmpeg decodes.")
         self._decoded = self._pictures()
         self._next = 0
 
@@ -216,7 +218,7 @@ class VideoReader:
                     times += [] if packet.pts is None else [packet.pts]
         except av.error.FFmpegError as error:
             raise ClipError(
-                f"{self.path} cannot be read to its end ({error}). It is damaged: write it again."
+                f"{self.path} cannot be read to its end ({reason(error)}). It is damaged: write it again."
             ) from error
         if not count or count < announced:
             raise ClipError(
@@ -245,7 +247,9 @@ class VideoReader:
         try:
             yield from self._container.decode(self._stream)
         except av.error.FFmpegError as error:
-            raise ClipError(f"{self.path} cannot be decoded ({error}). It is damaged: write it again.") from error
+            raise ClipError(
+                f"{self.path} cannot be decoded ({reason(error)}). It is damaged: write it again."
+            ) from error
 
     def _pictures(self) -> Iterator[np.ndarray]:
         for frame in self._frames():

@@ -380,6 +380,8 @@ class ExrSink(FolderSink):
             parts = {} if linear is None else {"beauty": dict(zip("RGB", linear[index], strict=True))}
             for name in self.channels:
                 parts[name] = dict(zip(COMPONENTS[name], _exr_planes(gbuffer, name, index), strict=True))
+            if "motion" in parts:
+                parts["motion"]["Z"] = np.zeros(self.size, np.float32)  # Blender passes over layers of two channels
             self.frames += 1
             path = self._clip / f"{self.path.name}_{self.frames:06d}.exr"
             write_exr_parts(path, parts, {"framesPerSecond": _rational(self.reader.info.fps), MOTION_ATTRIBUTE: MOTION})
