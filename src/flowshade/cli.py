@@ -29,7 +29,8 @@ class Reading:
 
     albedo_code: Annotated[Literal["srgb", "linear"] | None, arg(help="How albedo is stored.")] = None
     normals: Annotated[
-        Literal["camera", "world", "skip"] | None, arg(help="The space of normals; skip leaves them out.")
+        Literal["camera", "world", "depth", "skip"] | None,
+        arg(help="The space of normals; depth rebuilds them from depth, skip leaves them out."),
     ] = None
     normal_axes: Annotated[
         Literal["opengl", "directx", "opencv"] | None,
@@ -49,6 +50,9 @@ class Reading:
             metavar="CODE",
             help="linear, inverse:S, unit:METRES, far:METRES, disparity:K, reversed-z:NEAR[,FAR] or z-buffer:NEAR,FAR.",
         ),
+    ] = None
+    order: Annotated[
+        Literal["rgb", "bgr"] | None, arg(help="Of planes in pictures and videos: bgr if red and blue are exchanged.")
     ] = None
     bits: Annotated[
         int | None, arg(metavar="N", help="Bits that integers use, where a file's own are more (10 in a 16-bit PNG).")

@@ -32,10 +32,11 @@ def make_clip() -> Callable[..., GBuffer]:
 
         depth = uniform(1) * 90 + 0.5
         depth[..., :2] = torch.inf
-        normal = normalize(uniform(3) - 0.5, dim=1).masked_fill(depth.isinf(), 0.0)
+        normal = normalize(uniform(3) - torch.tensor([0.5, 0.5, 0.0])[:, None, None], dim=1)  # towards the viewer
+        normal = normal.masked_fill(depth.isinf(), 0.0)
         pose = torch.eye(4).repeat(frames, 1, 1)
         pose[:, :3, 3] = torch.rand(frames, 3, generator=generator)
-        focal = torch.rand(frames, 4, generator=generator) * 100
+        focal = torch.rand(frames, 4, generator=generator) * 100 + torch.tensor([1e4, 1e4, 0, 0])
         clip = GBuffer(
             albedo=uniform(3),
             normal=normal,

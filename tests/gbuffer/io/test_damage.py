@@ -173,7 +173,7 @@ def test_mosaic_layouts_of_any_content(tmp_path_factory, values):
     | st.text(max_size=60).map(lambda text: f"video,prompt\n{text}".encode(errors="replace"))
 )
 def test_tables_of_any_content(tmp_path_factory, data):
-    path = tmp_path_factory.getbasetemp() / METADATA
+    path = tmp_path_factory.mktemp("table") / METADATA
     path.write_bytes(data)
     try:
         assert isinstance(caption_of(path.parent / "clip_0001", path), str)

@@ -43,7 +43,7 @@ def load_cameras(path: Path, numbers: Sequence[int] | None, frames: int, size: t
     Raises:
         ClipError: missing, not of this form, or of another size or other frames than the clip.
     """
-    if not path.exists():
+    if not path.is_file():
         raise ClipError(f"{path} is missing; expected a cameras file. Check the name given as cameras=...")
     try:
         values = read_json(path)
@@ -55,8 +55,8 @@ def load_cameras(path: Path, numbers: Sequence[int] | None, frames: int, size: t
         stated = (int(values["height"]), int(values["width"])) if "height" in values else size
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ClipError(
-            f"{path} is not a cameras file ({type(error).__name__}: {reason(error)}); expected a list `cameras` with frame, "
-            "fx, fy, cx, cy, camera_to_world. Export it again."
+            f"{path} is not a cameras file ({type(error).__name__}: {reason(error)}); expected a list `cameras` with "
+            "frame, fx, fy, cx, cy, camera_to_world. Export it again."
         ) from error
     if stated != size:
         raise ClipError(
@@ -78,8 +78,8 @@ def load_cameras(path: Path, numbers: Sequence[int] | None, frames: int, size: t
         return CameraFile(camera, float(values["fps"]) if "fps" in values else None)
     except (ValueError, TypeError) as error:
         raise ClipError(
-            f"{path} holds cameras that are no numbers of the right shape ({reason(error)}); expected fx, fy, cx, cy and a "
-            "camera_to_world of four rows of four. Export it again."
+            f"{path} holds cameras that are no numbers of the right shape ({reason(error)}); expected fx, fy, cx, cy "
+            "and a camera_to_world of four rows of four. Export it again."
         ) from error
 
 

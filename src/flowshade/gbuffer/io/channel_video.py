@@ -85,7 +85,7 @@ class ChannelVideoReader(CodedReader):
         return to_planes(self._videos[channel].read(start, stop))
 
     def _reference(self, start: int, stop: int) -> Float[Tensor, "T 3 H W"] | None:
-        return self._raw("rgb", start, stop).float() / 255
+        return self._ordered(self._raw("rgb", start, stop)).float() / 255
 
     def close(self) -> None:
         for video in self._videos.values():

@@ -128,8 +128,8 @@ class CodingFile:
             if isinstance(error, ClipError):
                 raise
             raise ClipError(
-                f"{path} is not a coding file ({reason(error)}); expected JSON written by Flowshade. Remove it and give "
-                "options."
+                f"{path} is not a coding file ({reason(error)}); expected JSON written by Flowshade. Remove it and "
+                "give options."
             ) from error
 
 
@@ -140,8 +140,8 @@ class CodedReader(ClipReader):
         path: the clip's folder.
         conventions: `depth_code` or `unit` (without either depth is left out), `depth_kind`, `albedo_code` (else "srgb"
             for integers, "linear" for floating-point numbers), `normals` (else "camera"), `normal_axes` (else
-            "opengl"), `normal_code` (of floating-point numbers, else "signed"), `up`, `handedness`, `bits`, `fov`,
-            `cameras` (else `cameras.json` in the folder), `fps`.
+            "opengl"), `normal_code` (of floating-point numbers, else "signed"), `up`, `handedness`, `bits`, `order`,
+            `fov`, `cameras` (else `cameras.json` in the folder), `fps`.
 
     Raises:
         ClipError: files that do not fit each other, or nothing left to read of them.
@@ -185,7 +185,7 @@ class CodedReader(ClipReader):
             frames=frames,
             size=size,
             fps=settle_fps(conventions.fps, stated_fps, warnings),
-            channels=tuple(name for name in CHANNELS if name in self.top and self._decodes(name)),
+            channels=self._channels(),
             axes=self._axes(),
             has_camera=camera is not None,
             has_reference=self._has_pictures(),
@@ -200,6 +200,14 @@ class CodedReader(ClipReader):
                 else f"{path} holds {', '.join(self.top) or 'pictures only'}, and nothing is left to read of it. Give "
                 "normals='camera' or 'world'."
             )
+
+    def _channels(self) -> tuple[str, ...]:
+        found = {name for name in self.top if self._decodes(name)}
+        if self._conventions.normals == "depth":
+            if "depth" not in found:
+                raise ClipError(f"{self._path}: normals='depth' rebuilds them from depth in metres, and there is none.")
+            found.add("normal")
+        return tuple(name for name in CHANNELS if name in found)
 
     def _implied(self) -> ClipConventions:
         """What the format itself says about the files that are there."""
@@ -256,7 +264,7 @@ class CodedReader(ClipReader):
     def _decodes(self, channel: str) -> bool:
         if channel == "normal":
             stated = self._conventions.normals
-            return stated != "skip" and not (self.asks_normals and stated is None)
+            return stated not in ("skip", "depth") and not (self.asks_normals and stated is None)
         return channel != "depth" or self._coding.depth_code is not None
 
     def _assumed(self, warnings: list[str]) -> None:
@@ -290,7 +298,8 @@ class CodedReader(ClipReader):
         if stated.depth_kind == "ray":
             depth += ", ray -> planar"
         world = f"world {stated.up or 'z'} up, {stated.handedness or 'right'}-handed -> camera space"
-        space = {"world": world, "skip": "left out"}.get(stated.normals or "", f"camera space, {coding.normal_axes}")
+        spaces = {"world": world, "skip": "left out", "depth": "rebuilt from depth"}
+        space = spaces.get(stated.normals or "", f"camera space, {coding.normal_axes}")
         signed = self._is_float("normal") and stated.normal_code != "half"
         return f"albedo {coding.albedo_code}; normals {space}, {'signed' if signed else '(n+1)/2'}; {depth}"
 
@@ -304,7 +313,12 @@ class CodedReader(ClipReader):
         return loaded.camera, loaded.fps
 
     def _read(self, start: int, stop: int) -> GBuffer:
-        values = {name: self._decoded(name, start, stop) for name in self.info.channels}
+        rebuilt = self._conventions.normals == "depth"
+        values = {
+            name: self._decoded(name, start, stop) for name in self.info.channels if not (rebuilt and name == "normal")
+        }
+        if rebuilt:
+            values["normal"] = self._view.normals(values["depth"], start)
         return GBuffer(**values, camera=self._view.cameras(start, stop))
 
     def _decoded(self, channel: str, start: int, stop: int) -> Tensor:
@@ -337,7 +351,7 @@ class CodedReader(ClipReader):
 
     def _planes(self, channel: str, start: int, stop: int) -> Shaped[Tensor, "T C H W"]:
         """As many planes as the channel has; a grey channel stored as colour gives its green plane."""
-        raw = self._raw(channel, start, stop)
+        raw = self._ordered(self._raw(channel, start, stop))
         if raw.shape[1] == CHANNELS[channel]:
             return raw
         if CHANNELS[channel] == 1:
@@ -362,13 +376,17 @@ class CodedReader(ClipReader):
         names = [name for name in ("normal", "depth") if name in self.top]
         return {name: (self._planes(name, start, stop), self.top[name]) for name in names}
 
+    def _ordered(self, planes: Shaped[Tensor, "T C H W"]) -> Shaped[Tensor, "T C H W"]:
+        """Red first, also where a tool exchanged red and blue."""
+        return planes.flip(1) if self._conventions.order == "bgr" and planes.shape[1] == 3 else planes
+
     def _coded(self, start: int, stop: int) -> dict[str, UInt8[Tensor, "T 3 H W"]]:
         wide = [name for name, top in self.top.items() if top != 255]
         if wide:
             raise ClipError(
                 f"{self._path}: {', '.join(wide)} are not 8 bit; upstream's planes are. Convert to 8 bit first."
             )
-        raw = {name: self._raw(name, start, stop) for name in self.top}
+        raw = {name: self._ordered(self._raw(name, start, stop)) for name in self.top}
         return {name: repeat(v, "t 1 h w -> t 3 h w") if v.shape[1] == 1 else v for name, v in raw.items()}
 
 

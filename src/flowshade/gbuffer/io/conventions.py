@@ -28,12 +28,13 @@ from flowshade.types import Camera
 SIDECAR = "gbuffer.json"
 
 AlbedoCode = Literal["srgb", "linear"]
-NormalSpace = Literal["camera", "world", "skip"]
+NormalSpace = Literal["camera", "world", "depth", "skip"]
 NormalAxes = Literal["opengl", "directx", "opencv"]
 NormalCode = Literal["signed", "half"]
 Up = Literal["x", "y", "z"]
 Handedness = Literal["right", "left"]
 DepthKind = Literal["planar", "ray"]
+Order = Literal["rgb", "bgr"]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "albedo_code": get_args(AlbedoCode),
@@ -43,6 +44,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "up": get_args(Up),
     "handedness": get_args(Handedness),
     "depth_kind": get_args(DepthKind),
+    "order": get_args(Order),
 }
 UNITS = {"m": 1.0, "cm": 0.01, "mm": 0.001, "km": 1000.0, "in": 0.0254, "ft": 0.3048}
 """Metres a unit."""
@@ -54,6 +56,8 @@ NORMAL_SIGNS: dict[str, tuple[float, float, float]] = {
 """What turns camera-space axes into ours."""
 UNIT_TOLERANCE = 1e-6
 """Rounding of a unit vector's length in float32."""
+SHORTEST_REBUILT = 1e-30
+"""Rebuilt normals come as areas in square metres, however small."""
 FOV_TOLERANCE = 0.01
 """Largest relative difference between a stated field of view and the cameras file."""
 
@@ -72,7 +76,7 @@ class ClipConventions:
     albedo_code: AlbedoCode | None = None
     """Colours are display sRGB or linear."""
     normals: NormalSpace | None = None
-    """The space normals are in; "skip" leaves them out."""
+    """The space normals are in; "skip" leaves them out, "depth" rebuilds them from depth (needs cameras or `fov`)."""
     normal_axes: NormalAxes | None = None
     """Of camera-space normals: opengl (Y up, Z to the viewer), directx (Y down), opencv (Y down, Z away)."""
     normal_code: NormalCode | None = None
@@ -85,6 +89,8 @@ class ClipConventions:
     """planar: along the optical axis; ray: distance to the camera's centre (needs cameras or `fov`)."""
     depth_code: str | None = None
     """How distance is stored, see `DepthCode`."""
+    order: Order | None = None
+    """Of planes in pictures and videos: rgb, or bgr where a tool exchanged red and blue."""
     bits: int | None = None
     """Of integers: how many bits are used, where a file's own are more (10-bit values in a 16-bit PNG)."""
     unit: str | None = None
@@ -274,6 +280,35 @@ def ray_length(intrinsics: Float[Tensor, "T 4"], size: tuple[int, int]) -> Float
     return (1 + x.square() + y.square()).sqrt()[:, None]
 
 
+def rebuild_normals(depth: Float[Tensor, "T 1 H W"], intrinsics: Float[Tensor, "T 4"]) -> Float[Tensor, "T 3 H W"]:
+    """Camera-space normals (OpenGL axes) of the surface that depth describes; 0 at sky.
+
+    In each direction the neighbour that lies nearer in depth is taken, so that silhouettes keep the normal of their own
+    side.
+
+    Args:
+        depth: planar, metres, inf = sky.
+        intrinsics: fx, fy, cx, cy in pixels; one row, or one a frame.
+    """
+    fx, fy, cx, cy = intrinsics[:, :, None, None].double().unbind(1)  # each [T or 1, 1, 1]
+    z = depth[:, 0].double()
+    x = (torch.arange(z.shape[2], device=z.device) + 0.5 - cx) / fx * z
+    y = -(torch.arange(z.shape[1], device=z.device)[:, None] + 0.5 - cy) / fy * z
+    points = torch.stack([x, y, -z], 1)  # [T, 3, H, W]
+    normal = torch.linalg.cross(_nearer_step(points, 3), -_nearer_step(points, 2), dim=1)
+    known = normal.isfinite().all(1, keepdim=True) & depth.isfinite()
+    return unit_normals(normal.masked_fill(~known, 0.0), SHORTEST_REBUILT).float()
+
+
+def _nearer_step(points: Float[Tensor, "T 3 H W"], axis: int) -> Float[Tensor, "T 3 H W"]:
+    """From each point to the next along an axis, or from the one before, whichever differs less in depth."""
+    step = points.diff(dim=axis)
+    nothing = torch.full_like(points.narrow(axis, 0, 1), torch.nan)
+    after, before = torch.cat([step, nothing], axis), torch.cat([nothing, step], axis)
+    jumps = [way[:, 2:].abs().nan_to_num(torch.inf, torch.inf) for way in (after, before)]
+    return torch.where(jumps[0] <= jumps[1], after, before)
+
+
 class View:
     """The cameras or the field of view of a clip, for what needs them.
 
@@ -295,11 +330,15 @@ class View:
             if self._intrinsics is not None:
                 self._check_agreement(path, conventions, camera)
             self._intrinsics = camera.intrinsics
-        if conventions.depth_kind == "ray" and self._intrinsics is None:
-            raise ClipError(
-                f"{path}: depth is stated as ray distance and neither cameras nor a field of view are; planar depth "
-                "needs one. Give fov=DEGREES (horizontal), or cameras=FILE."
-            )
+        for asked, what in (
+            (conventions.depth_kind == "ray", "depth is stated as ray distance"),
+            (conventions.normals == "depth", "normals are to be rebuilt from depth"),
+        ):
+            if asked and self._intrinsics is None:
+                raise ClipError(
+                    f"{path}: {what} and neither cameras nor a field of view are stated; expected one of them. Give "
+                    "fov=DEGREES (horizontal), or cameras=FILE."
+                )
 
     def _check_agreement(self, path: Path, conventions: ClipConventions, camera: Camera) -> None:
         assert self._intrinsics is not None
@@ -315,10 +354,16 @@ class View:
         """Distances of frames from `start` on -> planar depth."""
         if kind != "ray":
             return depth
+        return depth / ray_length(self._intrinsics_of(start, len(depth)), self._size)
+
+    def normals(self, depth: Float[Tensor, "T 1 H W"], start: int) -> Float[Tensor, "T 3 H W"]:
+        """Camera-space normals rebuilt from the planar depth of frames from `start` on, in metres."""
+        return rebuild_normals(depth, self._intrinsics_of(start, len(depth)))
+
+    def _intrinsics_of(self, start: int, frames: int) -> Float[Tensor, "T 4"]:
         assert self._intrinsics is not None
         moving = len(self._intrinsics) > 1
-        intrinsics = self._intrinsics[start : start + len(depth)] if moving else self._intrinsics
-        return depth / ray_length(intrinsics, self._size)
+        return self._intrinsics[start : start + frames] if moving else self._intrinsics
 
     def cameras(self, start: int, stop: int) -> Camera | None:
         """The cameras of a run of frames."""

@@ -173,6 +173,6 @@ def _metres_a_unit(detail: Path) -> float:
         return float(values["meters_per_asset_unit"])
     except (OSError, KeyError, ValueError, csv.Error) as error:
         raise ClipError(
-            f"{path} does not say meters_per_asset_unit ({reason(error)}); expected it beside the poses. Copy it from the "
-            "dataset, or give cameras=FILE."
+            f"{path} does not say meters_per_asset_unit ({reason(error)}); expected it beside the poses. Copy it from "
+            "the dataset, or give cameras=FILE."
         ) from error

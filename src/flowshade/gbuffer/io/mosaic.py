@@ -99,8 +99,8 @@ class MosaicLayout:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ClipError(
-                f"{path} is no layout ({type(error).__name__}: {reason(error)}); expected videos, and tiles with left, top, "
-                "width, height (and video) for each channel, in pixels."
+                f"{path} is no layout ({type(error).__name__}: {reason(error)}); expected videos, and tiles with left, "
+                "top, width, height (and video) for each channel, in pixels."
             ) from error
         _check_tiles(path, layout)
         return layout
@@ -189,7 +189,7 @@ class MosaicReader(CodedReader):
         return rearrange(self._pictures(channel, start, stop), "t h w c -> t c h w")
 
     def _reference(self, start: int, stop: int) -> Float[Tensor, "T 3 H W"] | None:
-        return self._raw("rgb", start, stop).float() / 255
+        return self._ordered(self._raw("rgb", start, stop)).float() / 255
 
     def close(self) -> None:
         self._last = None

@@ -99,7 +99,7 @@ class MultilayerReader(ClipReader):
         ClipError: files that do not fit each other, or something that is needed and not stated.
     """
 
-    options = frozenset(ClipConventions.__dataclass_fields__) - {"format", "fps"}
+    options = frozenset(ClipConventions.__dataclass_fields__) - {"format", "fps", "bits", "order"}
     dialect: ClassVar[Dialect]
 
     def __init__(self, path: Path, conventions: ClipConventions) -> None:
@@ -113,8 +113,10 @@ class MultilayerReader(ClipReader):
         _check_pixels(first, self._header)
         self._to_rec709 = to_rec709(first, self._header)
         self._layout = self._find_passes()
-        if conventions.normals == "skip":
+        if conventions.normals in ("skip", "depth"):
             self._layout.names.pop("normal", None)
+        if conventions.normals == "depth" and "depth" not in self._layout.names:
+            raise ClipError(f"{path}: normals='depth' rebuilds them from depth, and there is none.")
         self._check_stated()
         self._outside = dict.fromkeys(self._layout.names.get("depth", ()), float("inf"))
         self._check_size(self._paths[-1])
@@ -182,12 +184,15 @@ class MultilayerReader(ClipReader):
             frames=len(self._paths),
             size=self._header.size,
             fps=settle_fps(fps, stated_fps, warnings),
-            channels=tuple(name for name in CHANNELS if name in layout.names),
+            channels=tuple(name for name in CHANNELS if name in layout.names or self._rebuilds(name)),
             axes=self._axes(),
             has_camera=self._view.camera is not None,
             has_reference="reference" in layout.names,
             warnings=tuple(warnings),
         )
+
+    def _rebuilds(self, channel: str) -> bool:
+        return channel == "normal" and self._conventions.normals == "depth"
 
     def _own_warnings(self) -> list[str]:
         """What a dialect has to say besides."""
@@ -196,9 +201,8 @@ class MultilayerReader(ClipReader):
     def _axes(self) -> str:
         stated = self._conventions
         world = f"world ({stated.up or 'z'} up, {stated.handedness or 'right'}-handed) -> camera space"
-        space = {"world": world, "skip": "left out"}.get(
-            stated.normals or "", f"camera space, {stated.normal_axes or 'opengl'}"
-        )
+        spaces = {"world": world, "skip": "left out", "depth": "rebuilt from depth"}
+        space = spaces.get(stated.normals or "", f"camera space, {stated.normal_axes or 'opengl'}")
         depth = "" if self._depth_code.kind == "linear" else f"{self._depth_code} -> "
         depth += "ray -> planar " if stated.depth_kind == "ray" else "planar "
         depth += "metres" if stated.metres == 1 else f"{stated.unit} -> metres"
@@ -247,7 +251,9 @@ class MultilayerReader(ClipReader):
             "instance": lambda value: value,
             "normal": lambda value: self._camera_normals(value, camera),
         }
-        values = {name: convert[name](value) for name, value in channels.items() if name != "reference"}
+        values = {name: convert[name](value) for name, value in channels.items()}
+        if self._rebuilds("normal"):
+            values["normal"] = self._view.normals(values["depth"], start)
         if "normal" in values and "depth" in values:
             values["normal"] = values["normal"].masked_fill(values["depth"].isinf(), 0.0)
         return GBuffer(**values, camera=camera)
@@ -257,7 +263,7 @@ class MultilayerReader(ClipReader):
         return {name: (channels[name], 1) for name in ("normal", "depth") if name in channels}
 
     def _planes(self, file: ExrFile) -> dict[str, Tensor]:
-        return {name: self._tensor(file, name) for name in self.info.channels}
+        return {name: self._tensor(file, name) for name in self._layout.names if name != "reference"}
 
     def _tensor(self, file: ExrFile, channel: str) -> Tensor:
         """[C, H, W], float32, or int32 for instance (ids from 2**31 on wrap round, and stay distinct)."""

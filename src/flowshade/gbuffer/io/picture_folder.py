@@ -178,7 +178,7 @@ class PictureFolderReader(CodedReader):
             )
 
     def _reference(self, start: int, stop: int) -> Float[Tensor, "T 3 H W"] | None:
-        values = self._raw("rgb", start, stop)
+        values = self._ordered(self._raw("rgb", start, stop))
         if values.shape[1] != 3:
             raise ClipError(
                 f"{self._path}: rgb pictures have {values.shape[1]} planes; expected 3. Write them in colour."

@@ -356,9 +356,7 @@ class UpstreamSink(VideoSink):
         first = "rgb" if self.reader.info.has_reference else self.channels[0]
         row = {"video": f"{self.CLIP}/{self.CLIP}_{first}.mp4", "prompt": self.reader.info.caption}
         with (self._temporary / METADATA).open("w", newline="", encoding="utf-8") as file:
-            table = csv.DictWriter(file, COLUMNS)
-            table.writeheader()
-            table.writerow(row)
+            csv.writer(file).writerows([COLUMNS, [row[name] for name in COLUMNS]])
 
 
 class ExrSink(FolderSink):
