@@ -23,7 +23,7 @@ GRAZING = 0.3
 """Normals this far beyond the silhouette, as a cosine, are still taken as seen (wide views, bump maps)."""
 GRAZING_BY_CAMERA = 0.1
 """The same where the view is known."""
-AWAY_SHARE = 0.05
+AWAY_SHARE = 0.02
 UNITS = {"depth": "m", "motion": "px"}
 
 
