@@ -19,12 +19,15 @@ from flowshade.gbuffer.io.pictures import SUFFIXES, read_picture
 from flowshade.gbuffer.io.sequence import frame_number, numbered
 from flowshade.types import CHANNELS
 
+SMOOTHNESS = "smoothness"
+"""What Unity has instead of roughness: one minus it."""
 ALIASES: dict[str, str] = {
     **{name: name for name in CODED_CHANNELS},
     "basecolor": "albedo",
     "base_color": "albedo",
     "normals": "normal",
     "rough": "roughness",
+    "smoothness": SMOOTHNESS,
     "metal": "metallic",
     "metalness": "metallic",
     "rgb": "rgb",
@@ -65,6 +68,11 @@ class PictureFolderReader(CodedReader):
 
     def _find(self, warnings: list[str]) -> tuple[int, tuple[int, int], float | None]:
         self._files = self._by_frame(self._by_channel())
+        self._from_smoothness = SMOOTHNESS in self._files and "roughness" not in self._files
+        if self._from_smoothness:
+            warnings.append("roughness is one minus smoothness.")
+            self._files["roughness"] = self._files[SMOOTHNESS]
+        self._files.pop(SMOOTHNESS, None)
         check_same_frames(self._path, self._files)
         self._order = list(next(iter(self._files.values())))
         self._dtypes: dict[str, np.dtype] = {}
@@ -158,6 +166,8 @@ class PictureFolderReader(CodedReader):
             )
         planes = values[None] if values.ndim == 2 else values[..., :3].transpose(2, 0, 1)
         self._check_grey(channel, path, planes)
+        if channel == "roughness" and self._from_smoothness:
+            planes = (self.top[channel] - planes).astype(planes.dtype)
         # torch has few operations on uint16; int32 holds every value.
         wide = planes.dtype.kind in "ui" and planes.dtype != np.uint8
         return torch.from_numpy(planes.astype(np.int64).astype(np.int32) if wide else np.array(planes))
