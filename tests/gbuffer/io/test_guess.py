@@ -152,6 +152,8 @@ def test_other_codes_of_depth_are_named_and_not_proposed(write_room, code, words
     found = {entry.name: entry for entry in guess.findings}["depth_code"]
     assert found.value is None and words in found.evidence and found.confidence > 0.6
     assert not {"depth_code", "depth_kind", "unit"} & set(answers(guess))
+    if "inverse" in words:  # normals follow from it all the same, whatever S
+        assert answers(guess)["normal_axes"] == "opengl"
 
 
 def test_coded_normals(write_room):

@@ -68,6 +68,12 @@ def test_unreal_passes_units_axes_and_camera(unreal):
     assert any("not used: FinalImageMovieRenderQueue_MotionVectors" in text for text in clip.info.warnings)
 
 
+def test_unreal_cameras_where_the_render_graph_puts_them(unreal):
+    elsewhere = {name.replace("unreal/camera", "unreal/layerData/rgba"): value for name, value in UNREAL_CAMERA.items()}
+    first, second = (open_clip(unreal(camera=camera)).read().camera for camera in (UNREAL_CAMERA, elsewhere))
+    assert torch.equal(first.pose, second.pose) and torch.equal(first.intrinsics, second.intrinsics)
+
+
 def test_unreal_world_is_mirrored_and_not_only_turned(unreal):
     """+X is to the left of a camera that looks along +Y in Unreal's left-handed world."""
     found = open_clip(unreal(normal=(1, 0, 0))).read()

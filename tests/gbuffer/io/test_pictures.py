@@ -70,6 +70,19 @@ def test_one_channel_exr_and_numpy_files(tmp_path):
     assert "depth" not in open_clip(tmp_path).info.channels  # no unit, no metres
 
 
+def test_one_picture_exr_of_other_primaries(tmp_path, write_layers):
+    """ACES AP1's red, of which Rec.709 holds a redder red; normals in such a file stay as they are."""
+    ap1 = (0.713, 0.293, 0.165, 0.83, 0.128, 0.044, 0.32168, 0.33767)
+    planes = {name: np.full(SIZE, value, np.float32) for name, value in zip("RGB", (0.4, 0.1, 0.1), strict=True)}
+    write_layers(tmp_path / "albedo_1.exr", planes, chromaticities=ap1)
+    facing = {name: np.full(SIZE, value, np.float32) for name, value in zip("XYZ", (0.6, 0, 0.8), strict=True)}
+    write_layers(tmp_path / "normal_1.exr", facing, chromaticities=ap1)
+    found = open_clip(tmp_path).read()
+    expected = torch.tensor([0.4 * 1.70505 - 0.0705, -0.4 * 0.13026 + 0.1130, -0.4 * 0.02400 + 0.1024])
+    assert torch.allclose(found.albedo[0, :, 0, 0], expected, atol=2e-3)
+    assert torch.allclose(found.normal[0, :, 0, 0], torch.tensor([0.6, 0, 0.8]))
+
+
 def test_floating_point_depth_marks_sky_in_every_way(tmp_path):
     depth = np.full(SIZE, 5, np.float32)
     depth[0] = [0, np.nan, np.inf, 1e10, 65504, -1, 5]

@@ -45,6 +45,8 @@ PLACEHOLDERS: tuple[dict[str, Any], ...] = (
 )
 """Statements that let any reader open its files; none of them touches the numbers that are looked at."""
 SKY = 1e9
+LENGTHS = ("planar", "ray")
+"""Codes that have a unit."""
 LIKELY_FOVS = (40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0, 110.0)
 """Degrees. In narrower views ray distance and planar depth are all but the same."""
 STRIDE_SHARE = 40
@@ -154,11 +156,11 @@ def guess_conventions(path: Path | str, *, format: str | None = None, **stated: 
     with _opened(path, name, given) as reader:
         samples, coded = _samples(reader)
     findings = _normal_code(samples, coded) if given.normal_code is None else []
-    kind = _depth_kind(samples, given) if given.depth_kind is None and given.depth_code is None else []
+    code, kind = _depth_kind(samples, given) if given.depth_kind is None and given.depth_code is None else (None, [])
     findings += kind
-    planar = [_planar(sample, kind, given) for sample in samples]
+    planar = [_planar(sample, code, given) for sample in samples]
     findings += [found for found in _normal_axes(samples, planar, given) if getattr(given, found.name) is None]
-    if given.unit is None and given.depth_code is None:
+    if given.unit is None and given.depth_code is None and (code is None or code.startswith(LENGTHS)):
         findings += _unit(samples, planar)
     return Guess(path=path, format=name, findings=tuple(findings))
 
@@ -290,7 +292,8 @@ def _neighbours(normal: np.ndarray, stride: int, axis: int) -> list[tuple[np.nda
     return [(low, middle), (high, middle)]
 
 
-def _depth_kind(samples: Sequence[_Sample], given: ClipConventions) -> list[Finding]:
+def _depth_kind(samples: Sequence[_Sample], given: ClipConventions) -> tuple[str | None, list[Finding]]:
+    """The code of `_codes` that fits best, and what follows from it."""
     scores: dict[str, list[float]] = {}
     for sample in samples:
         if sample.depth is not None:
@@ -299,7 +302,7 @@ def _depth_kind(samples: Sequence[_Sample], given: ClipConventions) -> list[Find
                     scores.setdefault(name, []).append(_bend(code(sample.depth), sample))
     settled = {name: float(np.mean(values)) for name, values in scores.items() if np.isfinite(values).all()}
     if len(settled) < 2:
-        return []
+        return None, []
     best = min(settled, key=settled.__getitem__)
     others = {name: score for name, score in settled.items() if name.split()[0] != best.split()[0]}
     second = min(others, key=others.__getitem__)
@@ -310,17 +313,16 @@ def _depth_kind(samples: Sequence[_Sample], given: ClipConventions) -> list[Find
         f"{_words(second)}"
     )
     if best == "planar":
-        return [Finding(name="depth_kind", value="planar", confidence=confidence, evidence=evidence)]
+        return best, [Finding(name="depth_kind", value="planar", confidence=confidence, evidence=evidence)]
     if best.startswith("ray"):
         found = [Finding(name="depth_kind", value="ray", confidence=confidence, evidence=evidence)]
         fov = float(best.split()[1])
         if given.fov is None and samples[0].camera is None:
             hint = "the field of view under which ray distances bend least, to the next ten degrees"
             found.append(Finding(name="fov", value=fov, confidence=min(confidence, 0.5), evidence=hint))
-        return found
-    if best == "inverse":
-        return [Finding(name="depth_code", value=None, confidence=confidence, evidence=f"{evidence}; S is not known")]
-    return [Finding(name="depth_code", value=None, confidence=confidence, evidence=f"{evidence}; {_buffer(samples)}")]
+        return best, found
+    unknown = "S is not known" if best == "inverse" else _buffer(samples)
+    return best, [Finding(name="depth_code", value=None, confidence=confidence, evidence=f"{evidence}; {unknown}")]
 
 
 def _words(code: str) -> str:
@@ -342,16 +344,19 @@ def _buffer(samples: Sequence[_Sample]) -> str:
     return f"nearer is {'larger' if nearer_is_larger else 'smaller'}, so give {code}"
 
 
-def _planar(sample: _Sample, kind: Sequence[Finding], given: ClipConventions) -> np.ndarray | None:
-    """Planar depth in the file's unit, as far as it is known how; else None."""
-    if sample.depth is None or any(found.name == "depth_code" for found in kind):
+def _planar(sample: _Sample, code: str | None, given: ClipConventions) -> np.ndarray | None:
+    """Planar depth, at least but for its scale, as far as it is known how; else None."""
+    if sample.depth is None or given.depth_code not in (None, "linear"):
         return None
-    value = given.depth_kind or next((found.value for found in kind if found.name == "depth_kind"), "planar")
-    if given.depth_code not in (None, "linear"):
-        return None
-    if value != "ray":
+    code = code or given.depth_kind or "planar"
+    if code == "planar":
         return sample.depth
-    fov = next((found.value for found in kind if found.name == "fov"), given.fov)
+    if code == "inverse":
+        value = sample.depth / (sample.top if sample.top > 1 else 1)
+        return np.where(value < 1, (1 - value) / value, np.nan)
+    if not code.startswith("ray"):
+        return None
+    fov = float(code.split()[1]) if " " in code else given.fov
     views = _views(sample, given if fov is None else replace(given, fov=fov))
     return sample.depth / ray_length(views[0][1], sample.size)[0, 0].double().numpy()
 

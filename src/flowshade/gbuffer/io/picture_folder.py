@@ -15,6 +15,7 @@ from torch import Tensor
 from flowshade.color import linear_to_srgb
 from flowshade.gbuffer.io.coding import CODED_CHANNELS, CodedReader
 from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.exr import read_header, to_rec709
 from flowshade.gbuffer.io.pictures import SUFFIXES, read_picture
 from flowshade.gbuffer.io.sequence import frame_number, numbered
 from flowshade.types import CHANNELS
@@ -147,6 +148,8 @@ class PictureFolderReader(CodedReader):
     def _values(self, channel: str, path: Path) -> np.ndarray:
         """One channel's picture, [H, W] or [H, W, C]; what a format does not store by channel is taken apart here."""
         values = read_picture(path)
+        if path.suffix.lower() == ".exr" and channel in ("albedo", "rgb") and values.ndim == 3:
+            values = _in_rec709(path, values)
         return values.astype(np.float32) if values.dtype in (np.float16, np.float64) else values
 
     def _raw(self, channel: str, start: int, stop: int) -> Shaped[Tensor, "T C H W"]:
@@ -195,6 +198,11 @@ class PictureFolderReader(CodedReader):
             )
         dtype = self._dtypes["rgb"]
         return values.float() / float(np.iinfo(dtype).max) if dtype.kind in "ui" else linear_to_srgb(values)
+
+
+def _in_rec709(path: Path, colours: np.ndarray) -> np.ndarray:
+    matrix = to_rec709(path, read_header(path))
+    return colours if matrix is None else colours[..., :3].astype(np.float64) @ matrix.T
 
 
 def check_same_frames(path: Path, files: dict[str, dict[int, Path]]) -> None:

@@ -20,6 +20,8 @@ from flowshade.gbuffer.io.multilayer import Dialect, MultilayerReader, header_nu
 from flowshade.types import Camera
 
 METRES_A_UNIT = 0.01
+CAMERA_PLACES = ("unreal/camera", "unreal/layerData/rgba")
+"""Where headers hold the camera: Movie Render Queue, Movie Render Graph."""
 
 UNREAL = Dialect(
     name="unreal",
@@ -64,9 +66,13 @@ class UnrealReader(MultilayerReader):
 
 def camera_of_header(header: ExrHeader) -> Camera | None:
     """The camera in a file's header; None where there is none."""
-    location = [header_number(header.attributes, f"unreal/camera/curPos/{axis}") for axis in "xyz"]
-    angles = [header_number(header.attributes, f"unreal/camera/curRot/{name}") for name in ("pitch", "yaw", "roll")]
-    fov = header_number(header.attributes, "unreal/camera/FinalImage/fov", "unreal/camera/fov")
+
+    def stated(name: str) -> float | None:
+        return header_number(header.attributes, *(f"{place}/{name}" for place in CAMERA_PLACES))
+
+    location = [stated(f"curPos/{axis}") for axis in "xyz"]
+    angles = [stated(f"curRot/{name}") for name in ("pitch", "yaw", "roll")]
+    fov = stated("FinalImage/fov") or stated("fov")
     if None in location or None in angles or fov is None or not 0 < fov < 180:
         return None
     pose = torch.eye(4)
