@@ -186,6 +186,14 @@ def test_infinigen_lacking_a_camera(infinigen):
         open_clip(infinigen)
 
 
+def test_infinigen_cameras_that_unpack_to_gigabytes(infinigen):
+    path = infinigen / "frames" / "camview" / "camera_0" / "camview_0_0_0049_0.npz"
+    np.savez_compressed(path, K=np.zeros((2048, 2048)), T=np.eye(4), HW=np.array(SIZE))
+    assert path.stat().st_size < 50_000
+    with pytest.raises(ClipError, match="a camera has a few hundred"):
+        open_clip(infinigen)
+
+
 def test_replicator_prefers_planar_depth_and_leaves_normals_out(tmp_path):
     for frame in (0, 1):
         np.save(tmp_path / f"distance_to_image_plane_{frame:04d}.npy", np.full(SIZE, 2, np.float32))

@@ -8,6 +8,7 @@ OpenCV's (Y down, Z ahead). There is no base colour, only Blender's diffuse colo
 from __future__ import annotations
 
 import re
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,8 @@ PREFERRED = (".npy", ".exr", ".png")
 CAMERA = "camview"
 _NAME = re.compile(r"([A-Za-z]+)_(\d+)_(\d+)_(\d+)_(\d+)")
 """Kind, two seeds, frame, camera of a stereo rig."""
+MAX_CAMERA_BYTES = 2**16
+"""Unpacked, of each matrix in a camera's file."""
 OPENCV_TO_OPENGL = np.diag([1.0, -1.0, -1.0, 1.0])
 
 
@@ -115,6 +118,10 @@ def read_camview(path: Path, size: tuple[int, int]) -> Camera:
         ClipError: not of that form.
     """
     try:
+        with zipfile.ZipFile(path) as archive:
+            largest = max((member.file_size for member in archive.infolist()), default=0)
+        if largest > MAX_CAMERA_BYTES:
+            raise ValueError(f"it holds {largest} bytes; a camera has a few hundred")
         with np.load(path, allow_pickle=False) as stored:
             matrix, pose = stored["K"].astype(np.float64), stored["T"].astype(np.float64)
             height, width = (int(side) for side in stored["HW"]) if "HW" in stored else size

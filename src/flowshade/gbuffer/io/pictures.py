@@ -42,10 +42,10 @@ NUMPY_ERRORS = (
     tokenize.TokenError,
     zlib.error,
     zipfile.BadZipFile,
-    NotImplementedError,
+    RuntimeError,
     struct.error,
 )
-"""What NumPy raises for damaged files: its headers are Python literals, its .npz files ZIP archives."""
+"""What NumPy raises for damaged files: its headers are Python literals, its .npz files ZIP archives (encrypted, too)."""
 ORIENTATION = 274
 """The EXIF and TIFF tag that says how a picture is turned; 1 = not."""
 SAMPLE_FORMATS = {1: "u", 2: "i", 3: "f"}
