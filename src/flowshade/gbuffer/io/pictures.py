@@ -45,7 +45,7 @@ NUMPY_ERRORS = (
     RuntimeError,
     struct.error,
 )
-"""What NumPy raises for damaged files: its headers are Python literals, its .npz files ZIP archives (encrypted, too)."""
+"""What NumPy raises for damaged files: its headers are Python literals, its .npz files ZIP archives."""
 ORIENTATION = 274
 """The EXIF and TIFF tag that says how a picture is turned; 1 = not."""
 SAMPLE_FORMATS = {1: "u", 2: "i", 3: "f"}
