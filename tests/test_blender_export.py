@@ -12,7 +12,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from flowshade.gbuffer.io import open_clip
+from flowshade.gbuffer.io import convert, open_clip, write_clip
+from flowshade.types import CHANNELS, GBuffer
 
 SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "blender_export.py"
 BPY = os.environ.get("FLOWSHADE_BPY")
@@ -95,3 +96,25 @@ def test_a_scene_becomes_a_clip(tmp_path):
     assert (up[:, 24:] > 0.999).all()
     assert found.camera.pose[2, 0, 3] == pytest.approx(2)
     assert found.motion[1, 0, 24:].abs().max() > 0.01 and set(found.instance.unique().tolist()) == {0, 2}
+
+
+LAYERS = """
+import sys, bpy
+tree = bpy.data.node_groups.new("look", "CompositorNodeTree")
+node = tree.nodes.new("CompositorNodeImage")
+node.image = bpy.data.images.load(sys.argv[1])
+print("layers:", *sorted(output.name for output in node.outputs))
+"""
+
+
+@pytest.mark.skipif(BPY is None, reason="FLOWSHADE_BPY names no Python with bpy")
+def test_blender_opens_the_exr_files_that_are_written(tmp_path):
+    assert BPY is not None
+    shapes = {name: torch.rand(1, planes, 12, 18) for name, planes in CHANNELS.items()}
+    clip = GBuffer(**{**shapes, "instance": torch.ones(1, 1, 12, 18, dtype=torch.int32)})
+    write_clip(tmp_path / "c", clip, 24.0, rgb=torch.rand(1, 3, 12, 18))
+    done = convert(tmp_path / "c", tmp_path / "e", format="exr")
+    (tmp_path / "look.py").write_text(LAYERS)
+    command = [BPY, tmp_path / "look.py", tmp_path / "e" / "e_000001.exr"]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert f"layers: {' '.join(sorted((*done.channels, 'beauty')))}" in shown

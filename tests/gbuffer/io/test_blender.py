@@ -233,7 +233,7 @@ def test_view_layers_must_be_named(tmp_path, blender_passes, write_cameras):
     passes = blender_passes()
     two = {f"{layer}.{name}": planes for layer in ("Near", "Far") for name, planes in passes.items()}
     channels = {f"{name}.{component}": v for name, planes in two.items() for component, v in planes.items()}
-    header = {"compression": OpenEXR.ZIP_COMPRESSION, "type": OpenEXR.scanlineimage}
+    header = {"compression": OpenEXR.ZIP_COMPRESSION, "type": OpenEXR.scanlineimage, "Software": "Blender 4.2.1"}
     (tmp_path / "c").mkdir()
     OpenEXR.File(header, channels).write(str(tmp_path / "c" / "a_1.exr"))
     write_cameras(tmp_path / "c", 1)

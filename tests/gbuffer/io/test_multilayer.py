@@ -181,6 +181,19 @@ def test_generic_files_ask_for_what_they_do_not_say(tmp_path, write_layers):
     assert clip.info.format == "exr" and torch.allclose(clip.read().depth, torch.tensor(7.0))
 
 
+def test_renderers_are_told_by_attributes_and_not_by_paths(tmp_path, write_layers):
+    layers = {"Shot.Depth.Z": flat(7)}
+    for name, header, format in (
+        ("a", {"File": "/jobs/unreal/arnold/blender/scene.max"}, "exr"),
+        ("b", {"BlenderMultiChannel": "Blender V2.55.1 and newer"}, "blender"),
+        ("c", {"Software": "V-Ray 6"}, "vray"),
+        ("d", {"arnold/version": "7.2"}, "arnold"),
+        ("e", {"unreal/jobName": "shot"}, "unreal"),
+    ):
+        write_layers(tmp_path / name / "a_1.exr", layers, **header)
+        assert open_clip(tmp_path / name, depth_code="linear", unit="m").info.format == format
+
+
 def test_half_float_and_uint_in_one_file(tmp_path, write_layers):
     ids = np.arange(48, dtype=np.uint32).reshape(SIZE) + 2**24 + 1  # beyond what float32 can count
     channels = {"depth.Z": flat(7, "f4"), "roughness.Y": flat(0.5, "f2"), "id.I": ids}

@@ -144,8 +144,8 @@ def read_hdf5(path: Path) -> np.ndarray:
             values = file["dataset"]
             if not isinstance(values, h5py.Dataset) or values.dtype.kind not in "uif" or 0 in values.shape:
                 raise ValueError("`dataset` is no array of numbers")
-            height, width, *planes = (*values.shape, 1, 1)[:3] if values.ndim < 3 else values.shape[:3]
-            check_picture(path, (height, width), int(np.prod(planes)), values.dtype.itemsize)
+            height, width = (*values.shape, 1)[:2]
+            check_picture(path, (height, width), values.size // (height * width), values.dtype.itemsize)
             return np.asarray(values[()])
     except ClipError:
         raise

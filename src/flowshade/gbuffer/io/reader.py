@@ -176,6 +176,10 @@ PICTURES = tuple(
 )
 
 
+BLENDER_LAYERS = ("viewlayer.", "view layer.", "view_layer.", "renderlayer.")
+"""What Blender calls its first view layer unless the user does."""
+
+
 def _exr_dialect(path: Path) -> str | None:
     """Which renderer wrote a folder of EXR files, from the first one's header; None where there are none."""
     first = min(path.glob("*.exr"), default=None) if path.is_dir() else None
@@ -184,15 +188,21 @@ def _exr_dialect(path: Path) -> str | None:
     from flowshade.gbuffer.io.exr import read_header
 
     header = read_header(first)
-    attributes = " ".join(f"{name}={value}" for name, value in header.attributes.items() if name != "channels").lower()
+    names = [name.lower() for name in header.attributes]
+    software = str(header.attributes.get("Software", header.attributes.get("software", ""))).lower()
     channels = [name.lower() for name in header.channels]
-    if "unreal/" in attributes or any(name.startswith("finalimage") for name in channels):
+
+    def says(word: str) -> bool:
+        """By name of an attribute or of the software; values such as paths may hold any word."""
+        return word in software or any(name.startswith(word) for name in names)
+
+    if says("unreal") or any(name.startswith("finalimage") for name in channels):
         return "unreal"
-    if "arnold" in attributes or ("z" in channels and {"n.x", "n.r", "n.red"} & set(channels)):
+    if says("arnold") or ("z" in channels and {"n.x", "n.r", "n.red"} & set(channels)):
         return "arnold"
-    if "vray" in attributes or any(name.startswith("vray") or name.endswith(".red") for name in channels):
+    if says("vray") or says("v-ray") or any(name.startswith("vray") or name.endswith(".red") for name in channels):
         return "vray"
-    if "blender" in attributes or "cycles" in attributes or any(name.count(".") >= 2 for name in channels):
+    if says("blender") or says("cycles") or any(name.startswith(BLENDER_LAYERS) for name in channels):
         return "blender"
     return None if _one_channel_a_file(path) else "exr"
 
