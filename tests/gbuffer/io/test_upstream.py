@@ -63,6 +63,21 @@ def test_upstream_rows_name_clips_in_several_ways(dataset, named):
     assert open_clip(dataset / "session_a" / "clip_0002").info.caption == ""
 
 
+def test_upstream_clips_of_one_name_in_several_sessions(dataset):
+    rows = [("session_b/clip_0001/clip_0001_rgb.mp4", "b"), ("session_a/clip_0001/clip_0001_rgb.mp4", "a")]
+    write_table(dataset / METADATA, rows)
+    assert open_clip(dataset / "session_a" / "clip_0001").info.caption == "a"
+    write_table(dataset / METADATA, [("x/clip_0001.mp4", "x"), ("y/clip_0001.mp4", "y")])
+    assert open_clip(dataset / "session_a" / "clip_0001").info.caption == ""  # either may be meant
+
+
+def test_a_table_beside_the_videos_of_several_clips(tmp_path):
+    for clip in ("clip_0001", "clip_0002"):
+        save_video(tmp_path / f"{clip}_albedo.mp4", torch.zeros(2, 16, 18, 3, dtype=torch.uint8))
+    write_table(tmp_path / METADATA, [("clip_0001_rgb.mp4", "one"), ("clip_0002_rgb.mp4", "two")])
+    assert open_clip(tmp_path / "clip_0002_albedo.mp4").info.caption == "two"
+
+
 def test_upstream_session_must_name_its_clip(dataset):
     for path in (dataset, dataset / "session_a"):
         with pytest.raises(ClipError, match=r"holds 2 clips \(.*clip_0001, .*clip_0002\); expected one. Name it"):

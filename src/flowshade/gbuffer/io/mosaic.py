@@ -143,7 +143,8 @@ class MosaicReader(CodedReader):
         self._layout = layout = MosaicLayout.load(self._folder / LAYOUT_FILE)
         any_rate = self._conventions.fps is not None
         self._videos = [VideoReader(self._folder / name, any_rate=any_rate) for name in layout.videos]
-        self._last: tuple[int, int, int, Tensor] | None = None
+        self._last: dict[int, tuple[int, int, Tensor]] = {}
+        """By video: the run of frames that was decoded last, which every tile asks for."""
         frames = {video.frames for video in self._videos}
         if len(frames) != 1:
             raise ClipError(f"{self._path}: the videos have {sorted(frames)} frames; expected as many in each.")
@@ -181,9 +182,10 @@ class MosaicReader(CodedReader):
 
     def _pictures(self, channel: str, start: int, stop: int) -> Shaped[Tensor, "T h w 3"]:
         tile = self._layout.tiles[channel]
-        if self._last is None or self._last[:3] != (tile.video, start, stop):
-            self._last = (tile.video, start, stop, self._videos[tile.video].read(start, stop))
-        return tile.of(self._last[3])
+        last = self._last.get(tile.video)
+        if last is None or last[:2] != (start, stop):
+            last = self._last[tile.video] = (start, stop, self._videos[tile.video].read(start, stop))
+        return tile.of(last[2])
 
     def _raw(self, channel: str, start: int, stop: int) -> Shaped[Tensor, "T C H W"]:
         return rearrange(self._pictures(channel, start, stop), "t h w c -> t c h w")
@@ -192,7 +194,7 @@ class MosaicReader(CodedReader):
         return self._ordered(self._raw("rgb", start, stop)).float() / 255
 
     def close(self) -> None:
-        self._last = None
+        self._last.clear()
         for video in self._videos:
             video.close()
 

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from flowshade.gbuffer.io.channel_video import ChannelVideoReader
 from flowshade.gbuffer.io.errors import ClipError, reason
 from flowshade.gbuffer.io.limits import MAX_JSON_BYTES
+from flowshade.gbuffer.io.picture_folder import channel_in_name
 
 METADATA = "metadata_with_captions.csv"
 COLUMNS = ("video", "prompt")
@@ -49,17 +50,20 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def caption_of(path: Path, metadata: Path) -> str:
-    """The prompt of a clip's row; empty where the table has none for it."""
+    """The prompt of a clip's row; empty where the table has none for it, or several by its name and none by its path."""
     clip = _clip_folder(path)
+    named_after = channel_in_name(path.stem) if path.is_file() else None
+    name = (named_after[1] if named_after else "") or clip.name
     root = metadata.parent.absolute()
+    by_name: set[str] = set()
     for video, prompt in read_metadata(metadata).items():
         named = PurePosixPath(video.replace("\\", "/"))
         whole = root / named
-        if whole in (clip, path.absolute()) or whole.parent == clip or named.parent.name == clip.name != "":
+        if whole in (clip, path.absolute()) or (whole.parent == clip and clip != root):
             return prompt
-        if named.stem == clip.name or named.stem.startswith(f"{clip.name}_"):
-            return prompt
-    return ""
+        if named.stem == name or named.stem.startswith(f"{name}_") or named.parent.name == name:
+            by_name.add(prompt)
+    return by_name.pop() if len(by_name) == 1 else ""
 
 
 def _clip_folder(path: Path) -> Path:
