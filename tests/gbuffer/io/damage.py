@@ -33,6 +33,8 @@ from flowshade.types import Camera, GBuffer
 
 SIZE = (16, 18)
 CASES_A_FORMAT = 24
+SECONDS_A_CASE = 60
+"""On a busy machine; alone a case takes 0.2 at most."""
 SPARE_BYTES = 2**31
 """What a process may take beyond what it has once every format was read undamaged."""
 
@@ -271,6 +273,7 @@ def run(folder: Path, first: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + SPARE_BYTES, resource.RLIM_INFINITY))
     for index, (name, number) in list(enumerate(cases()))[first:]:
         print(json.dumps({"begin": index}), flush=True)
+        faulthandler.dump_traceback_later(SECONDS_A_CASE, exit=True)  # a hang ends this process, and is seen
         began, peak = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         target, after = make_case(folder, originals, name, number)
         try:
@@ -286,6 +289,7 @@ def run(folder: Path, first: int) -> None:
             "grown": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) * 1024,
         }
         print(json.dumps(record), flush=True)
+    faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":

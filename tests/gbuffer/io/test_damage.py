@@ -20,8 +20,6 @@ from flowshade.gbuffer.io.pictures import SUFFIXES, read_picture
 from flowshade.gbuffer.io.upstream import METADATA, caption_of
 from tests.gbuffer.io import damage
 
-SECONDS_A_CASE = 20
-"""On a busy machine; alone it takes 0.2."""
 BYTES_A_CASE = 2**28
 
 
@@ -31,14 +29,8 @@ def run_all(folder: Path) -> dict[int, dict]:
     first = 0
     while first < len(damage.cases()):
         command = [sys.executable, str(Path(damage.__file__)), str(folder), str(first)]
-        try:
-            done = subprocess.run(command, capture_output=True, timeout=120, check=False)
-            output, ending = (
-                done.stdout,
-                f"ended with {done.returncode}: {done.stderr[-2000:].decode(errors='replace')}",
-            )
-        except subprocess.TimeoutExpired as expired:
-            output, ending = expired.stdout or b"", "was still at it after 120 s"
+        done = subprocess.run(command, capture_output=True, check=False)
+        output, ending = done.stdout, f"ended with {done.returncode}: {done.stderr[-2000:].decode(errors='replace')}"
         records = [json.loads(line) for line in output.decode(errors="replace").splitlines() if line.startswith('{"')]
         begun = [record["begin"] for record in records if "begin" in record]
         found |= {record["case"]: record for record in records if "case" in record}
@@ -63,13 +55,26 @@ def test_damaged_clips_are_read_or_refused(records, name):
     wrong = {number: r["result"] for number, r in of_format.items() if r["result"] not in ("read", "ClipError")}
     assert not wrong, "\n".join(f"case {number}: {text}" for number, text in wrong.items())
     assert sum(record["result"] == "ClipError" for record in of_format.values()) >= 3  # the damage is no mere dent
-    assert max(record["seconds"] for record in of_format.values()) < SECONDS_A_CASE
     assert max(record["grown"] for record in of_format.values()) < BYTES_A_CASE
 
 
 def test_there_are_enough_distinct_files(records):
     assert len({record["digest"] for record in records.values()}) >= 300
     assert len({name for name, _ in damage.cases()}) >= 15
+
+
+def test_a_crash_is_a_result_and_not_the_end(tmp_path, monkeypatch):
+    (tmp_path / "crashes.py").write_text(
+        "import json, os, sys\n"
+        "for case in range(int(sys.argv[2]), 3):\n"
+        "    print(json.dumps({'begin': case}), flush=True)\n"
+        "    if case == 1: os.abort()\n"
+        "    print(json.dumps({'case': case, 'result': 'read'}), flush=True)\n"
+    )
+    monkeypatch.setattr(damage, "__file__", str(tmp_path / "crashes.py"))
+    monkeypatch.setattr(damage, "cases", lambda: [("any", number) for number in range(3)])
+    found = run_all(tmp_path)
+    assert [found[case]["result"][:17] for case in range(3)] == ["read", "the process ended", "read"]
 
 
 def test_cases_are_the_same_in_every_run(tmp_path):

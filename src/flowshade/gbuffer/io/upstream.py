@@ -50,7 +50,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def caption_of(path: Path, metadata: Path) -> str:
-    """The prompt of a clip's row; empty where the table has none for it, or several by its name and none by its path."""
+    """The prompt of a clip's row; empty where the table has none for it, or by its name alone several."""
     clip = _clip_folder(path)
     named_after = channel_in_name(path.stem) if path.is_file() else None
     name = (named_after[1] if named_after else "") or clip.name
