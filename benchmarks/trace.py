@@ -1,7 +1,7 @@
 """How many G-buffers a second the tracer makes, and reference pictures with them.
 
     python benchmarks/trace.py                                   # CPU, and CUDA where there is a device
-    python benchmarks/trace.py --device cuda --size 480x832 --looks 3
+    python benchmarks/trace.py --device cuda --size 480x832 --look fog
 
 Counted, per frame: new poses to the device and the BVH refit (`update`), all channels (`gbuffer`), and in the second
 row of each pair one reference picture as well (`shade`). Physics is not counted. Frames follow the world's own camera
@@ -91,8 +91,8 @@ def timed(frame: Callable[[int], None], frames: int, device: torch.device, label
         frame(index)
         wait(device)
         each.append(1000 * (time.perf_counter() - started))
-        print(f"\r{label}: {index + 1}/{frames}", end="", file=sys.stderr)
-    print(file=sys.stderr)
+        if sys.stderr.isatty():
+            print(f"\r{label}: {index + 1}/{frames}\033[K", end="\r", file=sys.stderr)
     return together, each
 
 

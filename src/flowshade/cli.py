@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -83,9 +85,10 @@ StylesFile = Annotated[Path | None, arg(metavar="FILE", help="A further styles f
 def main(args: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status. A user's mistake is one sentence on stderr and status 2."""
     try:
-        app.cli(prog="flowshade", description="G-buffers and a prompt in, a styled video out.", args=args)
+        with _stopped_cleanly():
+            app.cli(prog="flowshade", description="G-buffers and a prompt in, a styled video out.", args=args)
     except KeyboardInterrupt:
-        print("\nstopped; nothing half-written was left behind.", file=sys.stderr)
+        print("\nstopped.", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:
         if os.environ.get("FLOWSHADE_DEBUG") == "1":
@@ -98,6 +101,24 @@ def main(args: Sequence[str] | None = None) -> int:
         print("flowshade: out of memory; give a smaller --size or a shorter --window, or free memory.", file=sys.stderr)
         return 2
     return 0
+
+
+@contextmanager
+def _stopped_cleanly() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does, so that temporary files are removed."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @app.command
@@ -183,7 +204,9 @@ def render(
         UseAppendAction[tuple[str, ...]],
         arg(metavar='FRAME:"TEXT"', help="A prompt that takes over at a frame of the clip; may be repeated."),
     ] = (),
-    steps: Annotated[int, arg(metavar="N", help="Denoising steps a window; fewer are faster.")] = 2,
+    steps: Annotated[
+        int | None, arg(metavar="N", help="Denoising steps a window, fewer are faster; by default the model's own.")
+    ] = None,
     seed: Annotated[int, arg(metavar="N", help="The same seed on the same machine gives the same video.")] = 0,
     window: Annotated[
         int | None, arg(metavar="N", help="Frames rendered together, a multiple of 4; by default the model's own.")
@@ -209,7 +232,6 @@ def render(
     from flowshade import report
     from flowshade.api import load_renderer
 
-    renderer = load_renderer(model, device=device, dtype=_parse_dtype(dtype), steps=steps, styles=styles)
     job = report.RenderJob(
         clip=clip,
         output=output,
@@ -227,6 +249,8 @@ def render(
         compare=compare,
         sheet=sheet,
     )
+    report.check(job)  # before the model is loaded
+    renderer = load_renderer(model, device=device, dtype=_parse_dtype(dtype), steps=steps, styles=styles)
     with _progress("rendering") as progress:
         outcome = report.render_to_files(job, renderer, progress, _warn)
     for name, path in outcome.files.items():
@@ -376,8 +400,8 @@ def _make_world(kind: str, seed: int) -> World:
     path = Path(kind)
     if kind in WORLDS:
         return make_world(kind, seed)
-    if path.suffix in (".xml", ".urdf"):
-        return load_urdf(path) if path.suffix == ".urdf" else load_mjcf(path)
+    if path.suffix.lower() in (".xml", ".urdf"):
+        return load_urdf(path) if path.suffix.lower() == ".urdf" else load_mjcf(path)
     raise FlowshadeError(
         f"unknown world {kind!r}; expected one of {', '.join(WORLDS)}, or the path of an MJCF (.xml) or URDF file."
     )

@@ -89,7 +89,10 @@ def debug_training() -> TrainConfig:
 
 
 def compact_training() -> TrainConfig:
-    """The model that ships, in about half an hour; a second GPU, if there is one, traces the clips."""
+    """All stages of the model that ships, in half an hour; a second GPU, if there is one, traces the clips.
+
+    The shipped weights had the rollout stage three times over (docs/log.md).
+    """
     return TrainConfig(
         name="compact",
         models=ModelsConfig(renderer=compact_renderer(), picture_encoder=compact_picture_encoder()),

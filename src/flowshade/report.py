@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
@@ -80,7 +81,7 @@ def render_to_files(
     Raises:
         FlowshadeError: anything the user can mend: the clip, the prompt, the style, the output's name.
     """
-    _check(job)
+    check(job)
     timer = StageTimer(renderer.device)
     began = time.perf_counter()
     with open_clip(job.clip, format=job.format, fps=job.fps, **job.conventions) as clip:
@@ -103,7 +104,11 @@ def render_to_files(
         total = (len(clip) - job.start) if job.frames is None else job.frames
         size = job.size or clip.info.size
         with _Outputs(job, size, clip.info.fps, total) as outputs:
+            told = warn is None
             for window in windows:
+                if not told and (text := _not_finite(window)) is not None:
+                    told = True
+                    warn(text)  # pyright: ignore[reportOptionalCall]
                 with timer.stage("write"):
                     outputs.append(window)
     seconds = time.perf_counter() - began
@@ -117,6 +122,19 @@ def _warnings(clip: ClipReader) -> list[str]:
     missing = ", ".join(clip.info.missing)
     lacks = [f"the clip has no {missing}; the model goes by the other buffers."] if missing else []
     return [*clip.info.warnings, *lacks]
+
+
+def _not_finite(window: Window) -> str | None:
+    """A sentence about values that are no numbers; depth may be +inf, the sky."""
+    for name, value in window.gbuffer.channels().items():
+        bad = ~torch.isfinite(value) if name != "depth" else torch.isnan(value) | (value == -torch.inf)
+        if bad.any():
+            frame = window.start + int(bad.flatten(1).any(1).nonzero()[0])
+            return (
+                f"{name} holds {int(bad.sum())} values that are not finite, the first in frame {frame}; they are "
+                "rendered as if nothing were there. Export the clip again if that is wrong."
+            )
+    return None
 
 
 class _Outputs:
@@ -230,8 +248,8 @@ def _files(job: RenderJob) -> dict[str, Path]:
     return files | {"record": job.output.with_suffix(".json")}
 
 
-def _check(job: RenderJob) -> None:
-    """Finds what would fail after the first frame, or leave files behind."""
+def check(job: RenderJob) -> None:
+    """Raises FlowshadeError for what would fail after the first frame, or leave files behind."""
     if job.output.suffix.lower() != ".mp4":
         raise FlowshadeError(f"the output is called {job.output.name}; expected a name that ends in .mp4.")
     for path in _files(job).values():

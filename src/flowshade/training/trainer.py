@@ -115,12 +115,11 @@ class Trainer:
         self.producers.start()
         try:
             self._fill()
-            path = self.out / "untrained.safetensors"
             for index in range(self.progress.stage, len(self.config.stages)):
-                path = self._run_stage(index)
+                self._run_stage(index)
         finally:
             self.producers.stop()
-        return path
+        return self._weights_path(len(self.config.stages) - 1)
 
     def _fill(self) -> None:
         started = time.perf_counter()
@@ -130,7 +129,7 @@ class Trainer:
         pairs = frames * self.config.clips.looks / elapsed
         self._log({"event": "pool", "clips": pool.received, "seconds": elapsed, "pairs_per_second": pairs})
 
-    def _run_stage(self, index: int) -> Path:
+    def _run_stage(self, index: int) -> None:
         config = self.config.stages[index]
         if self.progress.stage != index:
             self.progress = Progress(stage=index)
@@ -189,7 +188,10 @@ class Trainer:
             if time.perf_counter() - last_save > self.config.save_seconds:
                 save_checkpoint(self._checkpoint_path, self.models, self.average, optimiser, self.progress)
                 last_save = time.perf_counter()
-        return self._finish_stage(index, stage)
+        self._finish_stage(index, stage)
+
+    def _weights_path(self, index: int) -> Path:
+        return self.out / f"{index:02d}-{self.config.stages[index].name}.safetensors"
 
     def _share_done(self, config: StageConfig) -> float:
         """How much of a stage is over, [0, 1]."""
@@ -205,7 +207,7 @@ class Trainer:
         averages, values = [self.average[name] for name in names], [state[name] for name in names]
         get_ema_multi_avg_fn(decay)(averages, values, 0)
 
-    def _finish_stage(self, index: int, stage: Stage) -> Path:
+    def _finish_stage(self, index: int, stage: Stage) -> None:
         """Goes on with the averaged weights and writes them down."""
         for name, buffer in self.models.named_buffers():
             if name in self.average:
@@ -216,10 +218,8 @@ class Trainer:
             self._reset_average()
             self.trainable.write_samples(self.out / f"{index:02d}-{stage.config.name}.png", self.data)
         self.progress = Progress(stage=index + 1)
-        path = self.out / f"{index:02d}-{stage.config.name}.safetensors"
-        self.trainable.save(path, dtype=torch.float32)
+        self.trainable.save(self._weights_path(index), dtype=torch.float32)
         save_checkpoint(self._checkpoint_path, self.models, self.average, None, self.progress)
-        return path
 
     def _report(self, config: StageConfig, means: dict[str, float], rate: float, speed: float) -> None:
         done = self._share_done(config)
