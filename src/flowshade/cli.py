@@ -256,6 +256,34 @@ def train(
 
 
 @app.command
+def play(
+    world: Annotated[str, arg(metavar="KIND", help="A kind of world; see: flowshade world list.")] = "street",
+    seed: Annotated[int, arg(metavar="N", help="Which world of that kind.")] = 0,
+    mjcf: Annotated[Path | None, arg(metavar="FILE", help="An MJCF or URDF file instead.")] = None,
+    clip: Annotated[Path | None, arg(metavar="DIR", help="A clip of G-buffers instead, round and round.")] = None,
+    model: Annotated[
+        str, arg(metavar="NAME", help="A model's name, or the path of its .safetensors file.")
+    ] = "compact",
+    size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "240x416",
+    fps: Annotated[float, arg(metavar="FPS", help="World ticks a second.")] = 30.0,
+    device: Device = "auto",
+    host: Annotated[str, arg(metavar="NAME", help="Where to listen; only this machine can connect by default.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, arg(metavar="N", help="Where to listen.")] = 8765,
+    token: Annotated[str | None, arg(metavar="TEXT", help="Players must give it: http://.../?token=TEXT")] = None,
+) -> None:
+    """Play in a world in the browser, and change its look by typing. Needs: pip install 'flowshade[play]'."""
+    from flowshade.play.launch import Launch, run
+
+    launch = Launch(
+        world=world, seed=seed, mjcf=mjcf, clip=clip, model=model, size=_parse_size(size), fps=fps, device=device,
+        host=host, port=port, token=token,
+    )  # fmt: skip
+    run(launch, announce=lambda address: print(f"playing at {address} (Ctrl+C ends it)", flush=True))
+
+
+@app.command
 def version() -> None:
     """Print the versions of Flowshade and of what its results depend on."""
     from flowshade.provenance import versions

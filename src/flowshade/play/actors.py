@@ -193,7 +193,7 @@ class Player:
         self._car = self._free("play-car", 1)
         self._balls = [self._free(f"play-ball-{index}", index + 2) for index in range(BALLS)]
         self._bodies = {"walk": model.body("play-walker").id, "drive": model.body("play-car").id, "fly": -1}
-        self._wanted = self.mode
+        self._wanted: Mode | None = self.mode
 
     def _free(self, name: str, slot: int) -> _Joint:
         joint = self.world.model.joint(f"{name}-joint")
@@ -214,8 +214,7 @@ class Player:
         mujoco.mj_kinematics(self.world.model, data)
         below = self._ray(data, self.eye, np.array([0.0, 0.0, -1.0]))
         self._start = self.eye.copy()
-        mode: Mode = self._wanted or ("walk" if below is not None and below < 60 else "fly")
-        self.set_mode(data, mode)
+        self.set_mode(data, self._wanted or _first_mode(below))
 
     def set_mode(self, data: mujoco.MjData, mode: Mode) -> None:
         """Changes how the player moves, on the spot."""
@@ -383,3 +382,8 @@ class Player:
         away /= np.linalg.norm(away)
         free = self._ray(data, target, away)
         return target + away * (6.0 if free is None else max(1.0, min(6.0, free - 0.3)))
+
+
+def _first_mode(below: float | None) -> Mode:
+    """Walks where there is ground within 60 m."""
+    return "walk" if below is not None and below < 60 else "fly"

@@ -162,6 +162,7 @@ class FrameHeader:
     look: int
     """How many look changes this frame shows."""
     view: str
+    """What the picture is; buffers while the model warms up, whatever was asked for."""
     mime: str
 
 
@@ -265,7 +266,7 @@ def _check(kind: str, name: str, hint: Any, value: Any) -> Any:
     raise ProtocolError(f"{kind}.{name} cannot be {value!r:.80}; expected {limits.get(hint.__name__, hint.__name__)}.")
 
 
-# For the client's compiler ----------------------------------------------------------------------------------------------
+# For the client's compiler --------------------------------------------------------------------------------------------
 
 _NAMES = {str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}
 

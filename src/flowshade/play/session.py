@@ -286,7 +286,7 @@ class Session:
         self._prepare(prompt, style)
         stride = self._pace.stride
         window, references = self._trace(controls, stride, view, style)
-        pictures = self._paint(window, references, view)
+        pictures, view = self._paint(window, references, view)
         if self._recorder is not None:
             self._recorder.append(window, pictures)
         self._last_picture = pictures[-1]
@@ -353,9 +353,10 @@ class Session:
         found = None if renderer is None else renderer.styles.get(style)
         return LOOKS[found.look if found is not None and found.look in LOOKS else "sunny"]
 
-    def _paint(self, window: GBuffer, references: list[torch.Tensor], view: str) -> np.ndarray:
+    def _paint(self, window: GBuffer, references: list[torch.Tensor], view: str) -> tuple[np.ndarray, str]:
+        """The pictures, and the view that they are: buffers stand in for what cannot be shown yet."""
         if view == REFERENCE and references:
-            return to_uint8(torch.cat(references)).cpu().numpy()
+            return to_uint8(torch.cat(references)).cpu().numpy(), view
         if view in (GENERATED, SPLIT) and self._painter is not None:
             if self._fallback:  # its past is of another time
                 self._painter.restart()
@@ -364,14 +365,14 @@ class Session:
         else:
             self._fallback = True
             channel = view if view in window.channels() else _PLAIN
-            return channel_picture(window, channel).cpu().numpy()
+            return channel_picture(window, channel).cpu().numpy(), channel
         if view == SPLIT:
             other = to_uint8(torch.cat(references)) if references else channel_picture(window, _PLAIN)
             pictures = pictures.copy()
             half = pictures.shape[2] // 2
             pictures[:, :, half:] = other.cpu().numpy()[:, :, half:]
             pictures[:, :, half - 1 : half + 1] = 255
-        return pictures
+        return pictures, view
 
     def _wait(self) -> None:
         """Until it is time to make the next window, or, when paused, until something is asked for."""
