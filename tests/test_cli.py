@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from flowshade.cli import main
 from flowshade.gbuffer.io import VideoReader, open_clip
+from flowshade.gbuffer.io.pictures import write_png
 from flowshade.renderer.renderer import Renderer
 
 
@@ -67,6 +69,23 @@ def test_options_reach_the_record(small_clip: Path, debug_model: Path) -> None:
         assert (video.size, video.fps) == ((32, 48), 12)
 
 
+def test_warnings_and_missing_buffers_are_said(debug_model: Path, capsys) -> None:
+    Path("clip").mkdir()
+    for name in ("albedo", "depth"):
+        for frame in range(4):
+            write_png(Path(f"clip/{name}_{frame:04d}.png"), np.full((24, 40, 3), 128, np.uint8))
+    with open_clip("clip") as clip:
+        warnings = clip.info.warnings
+    assert warnings
+    assert render(Path("clip"), debug_model) == 0
+    error = capsys.readouterr().err
+    lacks = "the clip has no normal, depth, roughness, metallic; the model goes by the other buffers."
+    for text in (*warnings, lacks):
+        assert f"warning: {text}\n" in error
+    record = json.loads(Path("out.json").read_text())
+    assert (record["missing"], record["warnings"]) == (["normal", "depth", "roughness", "metallic"], list(warnings))
+
+
 def test_same_seed_same_file(small_clip: Path, debug_model: Path) -> None:
     for output, seed in (("a.mp4", "1"), ("b.mp4", "1"), ("c.mp4", "2")):
         assert render(small_clip, debug_model, "--seed", seed, output=output) == 0
@@ -109,7 +128,7 @@ def test_a_failed_render_keeps_the_old_video(small_clip: Path, debug_model: Path
         (["--style", "sunshine"], "unknown style 'sunshine'; expected one of original,"),
         (["--size", "240"], "size '240' cannot be read; expected HxW in pixels"),
         (["--window", "5"], "window is 5 frames; expected a multiple of 4"),
-        (["--steps", "0"], "steps is 0; expected 1 or more"),
+        (["--steps", "0"], "steps is 0; expected 1 to 1000"),
         (["--prompt-at", "snow"], "--prompt-at got 'snow'; expected FRAME:TEXT"),
         (["--prompt-at", "4:a", "--prompt-at", "4:b"], "--prompt-at names frame 4 twice"),
         (["--prompt-at", "99:a"], "for frame 99; expected 0 to 13"),
@@ -118,6 +137,11 @@ def test_a_failed_render_keeps_the_old_video(small_clip: Path, debug_model: Path
         (["--styles", "none.toml"], "cannot read the styles file none.toml"),
         (["--format", "nonsense"], "format 'nonsense' is unknown"),
         (["--device", "gpu"], "device 'gpu' is unknown"),
+        (["--steps", "100000"], "steps is 100000; expected 1 to 1000"),
+        (["--fps", "nan"], "fps is nan; expected a positive number"),
+        (["--fps", "inf"], "fps is inf; expected a positive number"),
+        (["--fps", "1e-9"], "fps is 1e-09; expected a positive number"),
+        (["--size", "100000x100000"], "out of memory; give a smaller --size"),
     ],
 )
 def test_mistakes_are_sentences(small_clip: Path, debug_model: Path, options: list[str], message: str, capsys) -> None:
@@ -127,6 +151,32 @@ def test_mistakes_are_sentences(small_clip: Path, debug_model: Path, options: li
     assert "Traceback" not in error
     assert error.count("\n") == 1
     assert files() == set()
+
+
+def test_outputs_that_cannot_be_written_are_told_first(small_clip: Path, debug_model: Path, capsys) -> None:
+    for folder in ("a.mp4", "b.json", "c.compare.mp4", "d.sheet.png"):
+        Path(folder).mkdir()
+    Path("file").touch()
+    before = files()
+    for output, what in (
+        ("a.mp4", "the output a.mp4 is a folder"),
+        ("b.mp4", "the output b.json is a folder"),
+        ("c.mp4", "the output c.compare.mp4 is a folder"),
+        ("d.mp4", "the output d.sheet.png is a folder"),
+        ("file/e.mp4", "which is a file; expected a folder"),
+        ("/proc/f.mp4", "cannot write to /proc"),
+    ):
+        assert render(small_clip, debug_model, "--compare", "--sheet", output=output) == 2
+        error = capsys.readouterr().err
+        assert what in error
+        assert error.count("\n") == 1
+        assert files() == before
+
+
+def test_styles_that_are_no_text(capsys) -> None:
+    Path("mine.toml").write_bytes(b"\xff\xfe\x00")
+    assert main(["styles", "--styles", "mine.toml"]) == 2
+    assert "mine.toml is not a TOML file (it is not UTF-8 text)" in capsys.readouterr().err
 
 
 def test_missing_things_are_sentences(small_clip: Path, debug_model: Path, capsys) -> None:

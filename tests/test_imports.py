@@ -12,11 +12,13 @@ import pytest
 import flowshade
 
 ROOT = Path(flowshade.__file__).parent
-EVERYWHERE = {"errors", "types"}
-BELOW_API = {"nn", "world", "gbuffer", "codec", "renderer", "inverse", "checkpoints", "timing", "provenance"}
+EVERYWHERE = {"errors", "types", "color"}
+BELOW_API = {"nn", "world", "gbuffer", "codec", "renderer", "inverse", "checkpoints", "timing", "provenance", "device"}
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
+    "color": set(),
+    "device": set(),
     "timing": set(),
     "provenance": set(),
     "nn": set(),
@@ -109,6 +111,12 @@ def test_the_renderer_loads_no_world_and_no_tracer() -> None:
     loaded = loaded_after("import flowshade.renderer.renderer, flowshade.renderer.prompt, flowshade.renderer.styles")
     assert "torch" in loaded
     assert not loaded & {"warp", "mujoco", "av", "OpenEXR", "cv2", "transformers", "diffusers", "tyro", "rich"}
+
+
+def test_training_loads_neither_videos_nor_worlds_nor_the_command_line() -> None:
+    loaded = loaded_after("import flowshade.training.__main__")
+    assert "torch" in loaded
+    assert not loaded & {"av", "cv2", "OpenEXR", "mujoco", "warp", "transformers", "tokenizers", "tyro", "rich"}
 
 
 def test_public_names_resolve() -> None:

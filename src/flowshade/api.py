@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowshade.checkpoints.store import default_weights, load_renderer_file, read_metadata
+from flowshade.device import choose_device
 from flowshade.errors import CheckpointError, FlowshadeError, PromptError
 from flowshade.gbuffer.io import ClipReader, open_clip, resize
 from flowshade.renderer.prompt import PromptEncoder
@@ -25,6 +26,9 @@ Clip = ClipReader | GBuffer | str | Path
 
 COMPACT = "compact"
 """Name of the model that ships with the package."""
+
+MOST_STEPS = 1000
+"""Denoising steps a window that can be asked for; the schedule resolves no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +79,8 @@ class StyledRenderer:
         self.name = name
         self.fingerprint = fingerprint
         self.steps = model.config.steps if steps is None else steps
-        if self.steps < 1:
-            raise FlowshadeError(f"steps is {self.steps}; expected 1 or more.")
+        if not 1 <= self.steps <= MOST_STEPS:
+            raise FlowshadeError(f"steps is {self.steps}; expected 1 to {MOST_STEPS}.")
         self.styles = dict(load_styles() if styles is None else styles)
         self.encoder = PromptEncoder(model.device)
         self.caption = ""
@@ -276,23 +280,6 @@ def load_renderer(
         steps=steps,
         styles=load_styles(styles),
     )
-
-
-def choose_device(device: torch.device | str | None) -> torch.device:
-    """The device asked for; for None or "auto" a GPU when there is one.
-
-    Raises:
-        FlowshadeError: a name torch does not know, or a GPU that is not there.
-    """
-    if device in (None, "auto"):
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)  # pyright: ignore[reportArgumentType]
-    except RuntimeError as error:
-        raise FlowshadeError(f"device {device!r} is unknown; expected auto, cpu, cuda or cuda:N.") from error
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise FlowshadeError(f"device {device!r} was asked for, but no CUDA GPU can be used here; try cpu.")
-    return chosen
 
 
 def keyframes_from(prompts_at: Mapping[int, str], start: int, stop: int) -> dict[int, str]:

@@ -41,6 +41,11 @@ def main(args: Sequence[str] | None = None) -> int:
             raise
         print(f"flowshade: {_sentence(error)}", file=sys.stderr)
         return 2
+    except (RuntimeError, MemoryError) as error:
+        if os.environ.get("FLOWSHADE_DEBUG") == "1" or not _is_out_of_memory(error):
+            raise
+        print("flowshade: out of memory; give a smaller --size or a shorter --window, or free memory.", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -152,7 +157,7 @@ def render(
         sheet=sheet,
     )
     with _progress("rendering") as progress:
-        outcome = report.render_to_files(job, renderer, progress)
+        outcome = report.render_to_files(job, renderer, progress, _warn)
     for name, path in outcome.files.items():
         print(f"{name:<12} {path}")
     print(f"{outcome.frames} frames in {outcome.seconds:.1f} s, {outcome.frames / outcome.seconds:.1f} frames a second")
@@ -196,17 +201,21 @@ def world_record(
     ],
     output: Annotated[Path, arg(name="output", aliases=["-o"], metavar="DIR", help="The clip folder to write.")],
     seed: Annotated[int, arg(metavar="N", help="Which world of that kind.")] = 0,
-    seconds: Annotated[float, arg(metavar="S", help="Length of the clip.")] = 10.0,
+    path: Annotated[int, arg(metavar="N", help="Which of the world's camera paths.")] = 0,
+    seconds: Annotated[float | None, arg(metavar="S", help="Length of the clip; by default 10.")] = None,
+    frames: Annotated[int | None, arg(metavar="N", help="Length of the clip in frames, instead of --seconds.")] = None,
     size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "240x416",
     fps: Annotated[float, arg(metavar="FPS", help="Frames a second.")] = 24.0,
     look: Annotated[
         str, arg(metavar="NAME", help="Also record a reference picture in this look; none records only buffers.")
     ] = "none",
+    samples: Annotated[int, arg(metavar="N", help="Material samples a pixel.")] = 4,
+    sampling_seed: Annotated[int, arg(metavar="N", help="Of the sampling pattern: other noise, the same world.")] = 0,
     device: Device = "auto",
     overwrite: Annotated[bool, arg(help="Replace DIR if it exists.")] = False,
 ) -> None:
     """Record a clip of G-buffers from a world, with the camera that moved through it."""
-    from flowshade.api import choose_device
+    from flowshade.device import choose_device
     from flowshade.gbuffer.record import record_clip
 
     with _progress("recording") as progress:
@@ -214,10 +223,14 @@ def world_record(
             _make_world(kind, seed),
             output,
             seconds=seconds,
+            frames=frames,
             fps=fps,
             size=_parse_size(size),
             look=None if look == "none" else look,
             device=choose_device(device),
+            seed=sampling_seed,
+            path=path,
+            samples=samples,
             overwrite=overwrite,
             progress=progress,
         )
@@ -243,16 +256,34 @@ def train(
     captions: Annotated[
         Path | None, arg(metavar="DIR", help="Captions and looks from `train captions`; by default made here.")
     ] = None,
+    start: Annotated[
+        Path | None, arg(metavar="FILE", help="A run's checkpoint.safetensors, whose averaged weights to begin from.")
+    ] = None,
     seed: Annotated[int, arg(metavar="N", help="Of weights, worlds and batches.")] = 0,
+    scale_time: Annotated[float, arg(metavar="X", help="Multiplies the time limit of every stage.")] = 1.0,
+    stages: Annotated[
+        tuple[str, ...] | None, arg(metavar="NAME ...", help="Only these stages; by default all of the preset's.")
+    ] = None,
     device: Annotated[str | None, arg(metavar="NAME", help="Instead of the preset's.")] = None,
 ) -> None:
     """Train a model of your own."""
     from flowshade.training import run
 
-    if preset == "captions":
+    if preset == run.CAPTIONS:
         run.write_captions(output, seed=seed)
-    else:
-        print(f"trained renderer: {run.train(preset, output, captions=captions, seed=seed, device=device)}")
+        print(f"captions and looks: {output}")
+        return
+    path = run.train(
+        preset,
+        output,
+        captions=captions,
+        start=start,
+        seed=seed,
+        scale_time=scale_time,
+        stages=stages,
+        device=device,
+    )
+    print(f"trained renderer: {path}")
 
 
 @app.command
@@ -292,6 +323,10 @@ def version() -> None:
         print(f"{name:<14} {value}")
 
 
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
 def _make_world(kind: str, seed: int) -> World:
     from flowshade.world import WORLDS, load_mjcf, load_urdf, make_world
 
@@ -309,6 +344,11 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """torch has a type of its own for GPUs only; for CPUs a RuntimeError says it in words."""
+    return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
 def _parse_size(text: str) -> tuple[int, int]:

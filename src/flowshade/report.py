@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from flowshade.provenance import versions
 from flowshade.timing import StageTimer
 from flowshade.types import CORE_CHANNELS, GBuffer
 
+SLOWEST_FPS, FASTEST_FPS = 0.001, 1000
+"""Frame rates that a video can have."""
 SHEET_ROWS = 4
 """Frames on a contact sheet."""
 SHEET_WIDTH = 320
@@ -59,7 +62,10 @@ class Outcome:
 
 
 def render_to_files(
-    job: RenderJob, renderer: StyledRenderer, progress: Callable[[int, int], None] | None = None
+    job: RenderJob,
+    renderer: StyledRenderer,
+    progress: Callable[[int, int], None] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Renders a clip to a video and a JSON record beside it, streaming; every file appears whole or not at all.
 
@@ -67,13 +73,18 @@ def render_to_files(
         job: what to render.
         renderer: a loaded model.
         progress: called after each window with frames done and frames in all.
+        warn: called before the first window with each warning about the clip and, if so, which buffers it lacks.
 
     Raises:
         FlowshadeError: anything the user can mend: the clip, the prompt, the style, the output's name.
     """
+    _check(job)
     timer = StageTimer(renderer.device)
     began = time.perf_counter()
     with open_clip(job.clip, format=job.format, fps=job.fps) as clip:
+        if warn is not None:
+            for text in _warnings(clip):
+                warn(text)
         windows = renderer.stream(
             clip,
             job.prompt,
@@ -95,27 +106,30 @@ def render_to_files(
                     outputs.append(window)
     seconds = time.perf_counter() - began
     record = _record(job, renderer, clip, size, total, seconds, timer.totals())
-    files = outputs.files | {"record": job.output.with_suffix(".json")}
+    files = _files(job)
     _write_text(files["record"], json.dumps(record, indent=2) + "\n")
     return Outcome(files=files, frames=total, seconds=seconds)
+
+
+def _warnings(clip: ClipReader) -> list[str]:
+    missing = ", ".join(clip.info.missing)
+    lacks = [f"the clip has no {missing}; the model goes by the other buffers."] if missing else []
+    return [*clip.info.warnings, *lacks]
 
 
 class _Outputs:
     """The video and, if asked for, the side-by-side video and the sheet. Nothing stays behind after an error."""
 
     def __init__(self, job: RenderJob, size: tuple[int, int], fps: float, total: int) -> None:
-        _check_output(job.output)
-        self.files: dict[str, Path] = {"video": job.output}
+        self.files = {what: path for what, path in _files(job).items() if what != "record"}
         self._video = VideoWriter(job.output, fps=fps, size=size)
         self._compare = None
         if job.compare:
-            self.files["side by side"] = job.output.with_suffix(".compare.mp4")
             wide = (size[0], size[1] + 2 * (size[1] // 3))
             self._compare = VideoWriter(self.files["side by side"], fps=fps, size=wide)
         self._rows: dict[int, dict[str, Tensor]] = {}
         self._picked: set[int] = set()
         if job.sheet:
-            self.files["sheet"] = job.output.with_suffix(".sheet.png")
             self._picked = {job.start + frame for frame in _spread(total, SHEET_ROWS)}
 
     def append(self, window: Window) -> None:
@@ -172,6 +186,8 @@ def _record(
         "clip": str(job.clip),
         "format": clip.info.format,
         "channels": list(clip.info.channels),
+        "missing": list(clip.info.missing),
+        "warnings": list(clip.info.warnings),
         "prompt": job.prompt,
         "style": job.style,
         "caption": renderer.compose(job.prompt, job.style),
@@ -201,9 +217,38 @@ def _spread(total: int, count: int) -> list[int]:
     return sorted({min(int((index + 0.5) * total / count), total - 1) for index in range(count)})
 
 
-def _check_output(path: Path) -> None:
-    if path.suffix.lower() != ".mp4":
-        raise FlowshadeError(f"the output is called {path.name}; expected a name that ends in .mp4.")
+def _files(job: RenderJob) -> dict[str, Path]:
+    """What a job writes, by what it is; the record comes last."""
+    files = {"video": job.output}
+    if job.compare:
+        files["side by side"] = job.output.with_suffix(".compare.mp4")
+    if job.sheet:
+        files["sheet"] = job.output.with_suffix(".sheet.png")
+    return files | {"record": job.output.with_suffix(".json")}
+
+
+def _check(job: RenderJob) -> None:
+    """Finds what would fail after the first frame, or leave files behind."""
+    if job.output.suffix.lower() != ".mp4":
+        raise FlowshadeError(f"the output is called {job.output.name}; expected a name that ends in .mp4.")
+    for path in _files(job).values():
+        if path.is_dir():
+            raise FlowshadeError(f"the output {path} is a folder; give the name of a file.")
+    _check_folder(next(folder for folder in job.output.absolute().parents if folder.exists()))
+    if job.fps is not None and not SLOWEST_FPS <= job.fps <= FASTEST_FPS:
+        raise FlowshadeError(
+            f"fps is {job.fps}; expected a positive number of frames per second, {SLOWEST_FPS} to {FASTEST_FPS}."
+        )
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise FlowshadeError(f"the output lies in {folder}, which is a file; expected a folder.")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise FlowshadeError(f"cannot write to {folder} ({error.strerror}); choose another folder.") from error
 
 
 def _write_text(path: Path, text: str) -> None:

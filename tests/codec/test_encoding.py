@@ -2,15 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from flowshade.codec.encoding import (
     EncodingProfile,
     decode_planes,
     encode_buffers,
-    linear_to_srgb,
-    srgb_to_linear,
 )
 from flowshade.types import Camera, GBuffer, Planes, stream_frame
 
@@ -43,18 +39,6 @@ def test_stated_encodings() -> None:
     torch.testing.assert_close(planes.values[0, 0, PROFILE.slices["depth"]].flatten(), torch.tensor([1, 0, -0.5, -1.0]))
     assert planes.present.sum() == 1
     assert planes.values[0, 0, PROFILE.slices["albedo"]].eq(0).all()
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.floats(0, 1))
-def test_srgb_inverts_itself(value: float) -> None:
-    linear = torch.tensor([value])
-    torch.testing.assert_close(srgb_to_linear(linear_to_srgb(linear)), linear, rtol=1e-5, atol=1e-6)
-
-
-def test_srgb_known_values() -> None:
-    known = torch.tensor([[0.0, 0.0], [0.0031308, 0.04045], [0.2140411, 0.5], [1.0, 1.0]])
-    torch.testing.assert_close(linear_to_srgb(known[:, 0]), known[:, 1], rtol=1e-4, atol=1e-5)
 
 
 def test_rays_are_the_cameras_turned_into_the_stream_frame() -> None:

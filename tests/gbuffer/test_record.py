@@ -136,6 +136,42 @@ def test_a_clip_folder_tells_where_it_came_from(street: World, tmp_path: Path) -
         assert text in manifest, text
 
 
+def test_path_samples_and_frames_are_used_and_stated(street: World, tmp_path: Path) -> None:
+    out = record_clip(street, tmp_path / "clip", frames=2, size=SIZE, path=1, samples=1, seed=7)
+    first, _ = next(record(street, frames=1, fps=24, size=SIZE, path=street.paths(2)[1], samples=1, seed=7))
+    with open_clip(out) as reader:
+        clip = reader.read()
+    assert clip.frames == 2
+    assert torch.equal(value(clip.normal)[:1], value(first.normal))
+    manifest = (out / "clip.json").read_text()
+    for text in ('"path": 1', '"samples": 1', '"sampling_seed": 7'):
+        assert text in manifest, text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seconds": 1, "frames": 2}, "both seconds=1 and frames=2"),
+        ({"frames": -3}, "would last -3 frames"),
+        ({"seconds": float("nan")}, "would last nan seconds"),
+        ({"fps": float("inf")}, "fps is inf"),
+        ({"frames": 1, "path": -1}, "camera path is -1"),
+        ({"frames": 1, "samples": 0}, "samples=0"),
+    ],
+)
+def test_impossible_clips_fail_at_once(street: World, tmp_path: Path, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        record_clip(street, tmp_path / "clip", size=SIZE, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_file_has_one_path(tmp_path: Path) -> None:
+    model = tmp_path / "drop.xml"
+    model.write_text(DROP)
+    with pytest.raises(ValueError, match="camera path 1 was asked for, but drop has a single one"):
+        record_clip(load_mjcf(model), tmp_path / "clip", frames=1, size=SIZE, path=1)
+
+
 def test_a_clip_that_cannot_be_made_leaves_nothing(street: World, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown look 'mars'; expected one of sunny"):
         record_clip(street, tmp_path / "a", seconds=1, look="mars")

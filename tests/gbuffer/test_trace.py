@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from flowshade.color import srgb_to_linear
 from flowshade.gbuffer import trace
-from flowshade.gbuffer._scene import roughness_of, srgb_to_linear
+from flowshade.gbuffer._scene import roughness_of
 from flowshade.gbuffer.trace import Tracer, sample_offsets
 from flowshade.types import CHANNELS, Camera, GBuffer
 
@@ -344,7 +345,7 @@ def test_colours_are_srgb_and_a_geoms_own_wins() -> None:
     assets = '<material name="m" rgba=".2 .4 .6 1" metallic=".7" roughness=".3" emission="2"/>'
     wall = '<geom type="box" size="9 .5 9" pos="0 5 0" material="m" {}/>'
     gbuffer = traced(wall.format(""), assets)
-    expected = torch.from_numpy(srgb_to_linear(np.array([0.2, 0.4, 0.6]))).float()
+    expected = srgb_to_linear(torch.tensor([0.2, 0.4, 0.6]))
     torch.testing.assert_close(value(gbuffer.albedo)[0, :, 5, 5], expected)
     torch.testing.assert_close(value(gbuffer.emission)[0, :, 5, 5], 2 * expected)
     assert value(gbuffer.metallic)[0, 0, 5, 5] == pytest.approx(0.7)

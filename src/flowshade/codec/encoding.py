@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flowshade.color import linear_to_srgb, srgb_to_linear
 from flowshade.types import GBuffer, Planes
 
 RAYS = "rays"
@@ -56,23 +57,6 @@ class EncodingProfile:
             slices[name] = slice(start, start + planes)
             start += planes
         return slices
-
-
-def linear_to_srgb(linear: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Linear Rec.709 to display sRGB (IEC 61966-2-1), both [0, 1]; values outside are clamped."""
-    linear = linear.clamp(0, 1)
-    return torch.where(linear <= 0.0031308, 12.92 * linear, 1.055 * _power(linear, 1 / 2.4) - 0.055)
-
-
-def srgb_to_linear(srgb: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Display sRGB to linear Rec.709, both [0, 1]; values outside are clamped."""
-    srgb = srgb.clamp(0, 1)
-    return torch.where(srgb <= 0.04045, srgb / 12.92, _power((srgb + 0.055) / 1.055, 2.4))
-
-
-def _power(base: Tensor, exponent: float) -> Tensor:
-    """base ** exponent for base >= 0, twice as fast on a CPU as `torch.pow`."""
-    return (base.clamp(min=1e-8).log() * exponent).exp()
 
 
 def encode_buffers(gbuffer: GBuffer, profile: EncodingProfile, stream: Float[Tensor, "3 3"] | None = None) -> Planes:

@@ -39,6 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--size", type=int, nargs=2, default=WorldSuite.size)
     parser.add_argument("--steps", type=int, nargs="+", default=WorldSuite.steps)
     parser.add_argument("--window", type=int, default=WorldSuite.window)
+    parser.add_argument("--workers", type=int, default=0, help="processes that trace; 0 = this one does")
     parser.add_argument("--looks", nargs="+", default=WorldSuite.looks, choices=tuple(LOOKS))
     options = parser.parse_args(arguments)
     suite = WorldSuite(
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     renderer = load_renderer_file(options.model, device=options.device).eval()
     contexts = canonical_contexts(options.captions, options.device)
-    rows = evaluate_worlds(renderer, contexts, suite, device=options.device, out=options.out)
+    rows = evaluate_worlds(renderer, contexts, suite, device=options.device, out=options.out, workers=options.workers)
     print(markdown_table(rows))
     print(f"scores and sheet: {options.out}")
 

@@ -7,6 +7,7 @@ reference.
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowshade.codec.encoding import linear_to_srgb
+from flowshade.color import linear_to_srgb
 from flowshade.evaluation.baselines import AlbedoAffine
 from flowshade.evaluation.metrics import psnr, ssim
 from flowshade.gbuffer.look import LOOKS
@@ -59,33 +60,49 @@ class ReferenceClip:
     """Look name to [T, 3, H, W] display sRGB."""
 
 
-def reference_clips(suite: WorldSuite, device: str) -> Iterator[ReferenceClip]:
-    """Traces the suite's clips, one at a time."""
+def reference_clip(suite: WorldSuite, index: int, device: str) -> ReferenceClip:
+    """Traces one of the suite's clips."""
     from flowshade.gbuffer.trace import Tracer
     from flowshade.world import camera_at, make_world, step
 
-    for index in range(suite.worlds):
-        kind, seed = suite.kinds[index % len(suite.kinds)], HELD_OUT_SEED + index
-        world = make_world(kind, seed, fps=suite.fps)
-        camera = camera_at(world.camera_path, np.arange(suite.frames) / suite.fps, *suite.size)
-        stream = stream_frame(camera.pose[0])
-        channels = (*CORE_CHANNELS, "emission")
-        tracer = Tracer(world.model, size=suite.size, device=device, samples=suite.samples, channels=channels)
-        data = world.reset()
-        buffers, pictures = [], {name: [] for name in suite.looks}
-        for frame in range(suite.frames):
-            tracer.update(data)
-            view = camera[frame : frame + 1]
-            buffers.append(tracer.gbuffer(view))
-            for name in suite.looks:
-                pictures[name].append(tracer.shade(LOOKS[name], view, stream=stream, seed=seed))
-            step(world, data)
-        yield ReferenceClip(
-            kind=kind,
-            seed=seed,
-            gbuffer=GBuffer.cat(buffers).replace(camera=camera.to(buffers[0].device)),
-            pictures={name: torch.cat(frames) for name, frames in pictures.items()},
-        )
+    kind, seed = suite.kinds[index % len(suite.kinds)], HELD_OUT_SEED + index
+    world = make_world(kind, seed, fps=suite.fps)
+    camera = camera_at(world.camera_path, np.arange(suite.frames) / suite.fps, *suite.size)
+    stream = stream_frame(camera.pose[0])
+    channels = (*CORE_CHANNELS, "emission")
+    tracer = Tracer(world.model, size=suite.size, device=device, samples=suite.samples, channels=channels)
+    data = world.reset()
+    buffers, pictures = [], {name: [] for name in suite.looks}
+    for frame in range(suite.frames):
+        tracer.update(data)
+        view = camera[frame : frame + 1]
+        buffers.append(tracer.gbuffer(view))
+        for name in suite.looks:
+            pictures[name].append(tracer.shade(LOOKS[name], view, stream=stream, seed=seed))
+        step(world, data)
+    return ReferenceClip(
+        kind=kind,
+        seed=seed,
+        gbuffer=GBuffer.cat(buffers).replace(camera=camera.to(buffers[0].device)),
+        pictures={name: torch.cat(frames) for name, frames in pictures.items()},
+    )
+
+
+def parked_clips(suite: WorldSuite, device: str, workers: int = 0) -> Iterator[ReferenceClip]:
+    """The suite's clips in order, in host memory; `workers` processes trace them, each on one of the GPUs in turn."""
+    if workers == 0:
+        yield from (_parked(reference_clip(suite, index, device)) for index in range(suite.worlds))
+        return
+    gpus = torch.cuda.device_count() if torch.device(device).type == "cuda" else 0
+    jobs = [(suite, index, f"cuda:{index % gpus}" if gpus else device) for index in range(suite.worlds)]
+    with torch.multiprocessing.get_context("spawn").Pool(workers) as pool:
+        yield from map(pickle.loads, pool.imap(_trace_pickled, jobs))
+
+
+def _trace_pickled(job: tuple[WorldSuite, int, str]) -> bytes:
+    """Body of a worker. Bytes, since tensors would travel as shared memory that holds a file open each."""
+    torch.set_num_threads(1)
+    return pickle.dumps(_parked(reference_clip(*job)))
 
 
 @dataclass
@@ -142,6 +159,7 @@ def evaluate_worlds(
     *,
     device: str,
     out: Path,
+    workers: int = 0,
     progress: Callable[[str], None] = print,
 ) -> list[dict]:
     """Renders and scores every clip in every look; writes `scores.json`, `scores.md` and `sheet.png` to `out`.
@@ -152,15 +170,18 @@ def evaluate_worlds(
         suite: what to render.
         device: where to trace and render.
         out: folder for the results, made if absent.
+        workers: processes that trace; 0 = this one does.
         progress: called with a line for each clip.
     """
     scores, sheet, affine = Scores(), [], {name: AlbedoAffine() for name in suite.looks}
     clips = []
-    for clip in reference_clips(suite, device):
+    for parked in parked_clips(suite, device, workers):
+        clips.append(parked)
+        clip = _unparked(parked, device)
         albedo = linear_to_srgb(_require(clip.gbuffer.albedo))
         for name in suite.looks:
             affine[name].add(albedo, clip.pictures[name])
-        clips.append(_parked(clip))
+        progress(f"traced {len(clips)} of {suite.worlds}: {clip.kind} {clip.seed}")
     for index, parked in enumerate(clips):
         clip = _unparked(parked, device)
         results = _render_clip(renderer, contexts, clip, suite)
@@ -175,7 +196,7 @@ def evaluate_worlds(
                 scores.add(f"compact, {steps} steps", name, results[steps, name], reference, suite.window)
         if index < 2 * len(suite.kinds):
             sheet.append((clip, {name: results[min(suite.steps), name] for name in suite.looks}))
-        progress(f"clip {index + 1} of {suite.worlds}: {clip.kind} {clip.seed}")
+        progress(f"scored {index + 1} of {suite.worlds}: {clip.kind} {clip.seed}")
     out.mkdir(parents=True, exist_ok=True)
     rows = scores.rows()
     (out / "scores.json").write_text(json.dumps(rows, indent=1))

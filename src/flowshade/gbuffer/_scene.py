@@ -8,9 +8,11 @@ from typing import Any
 
 import mujoco
 import numpy as np
+import torch
 import warp as wp
 from numpy.typing import NDArray
 
+from flowshade.color import srgb_to_linear
 from flowshade.gbuffer import kernels
 
 Array = NDArray[Any]
@@ -20,9 +22,8 @@ _GREY = (0.5, 0.5, 0.5, 1.0)  # MuJoCo's default geom colour: "no colour given" 
 _LAMP_RADIUS = 1.0  # emissive geoms up to this size (metres) light their surroundings; larger ones only glow
 
 
-def srgb_to_linear(value: Array) -> Array:
-    """sRGB values in [0, 1] to linear."""
-    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
+def _linear(srgb: Array) -> Array:
+    return srgb_to_linear(torch.from_numpy(srgb)).numpy()
 
 
 def roughness_of(model: mujoco.MjModel, material: int) -> float:
@@ -120,7 +121,7 @@ class SceneArrays:
             if space == mujoco.mjtColorSpace.mjCOLORSPACE_SRGB or (
                 space == mujoco.mjtColorSpace.mjCOLORSPACE_AUTO and is_colour
             ):
-                texels = srgb_to_linear(texels).astype(np.float32)
+                texels = _linear(texels)
             faces = texels.reshape(6, height // 6, width, 3) if cube else texels[None]
             self._mean[texture] = faces.mean(axis=(0, 1, 2))
             row = (int(cube), width, faces.shape[1], 0, len(starts))
@@ -215,7 +216,7 @@ class SceneArrays:
         material = int(model.geom_matid[geom])
         own = model.geom_rgba[geom]
         rgba = model.mat_rgba[material] if material >= 0 and np.allclose(own, _GREY) else own
-        row["rgb"] = srgb_to_linear(np.clip(rgba[:3].astype(np.float64), 0.0, 1.0))
+        row["rgb"] = _linear(rgba[:3].astype(np.float64))
         row["roughness"] = roughness_of(model, material)
         row["metallic"] = max(float(model.mat_metallic[material]), 0.0) if material >= 0 else 0.0
         row["emission"] = max(float(model.mat_emission[material]), 0.0) if material >= 0 else 0.0

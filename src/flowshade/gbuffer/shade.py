@@ -28,6 +28,7 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
+from flowshade.color import linear_to_srgb
 from flowshade.gbuffer.look import Look
 from flowshade.types import Camera, GBuffer
 
@@ -224,8 +225,7 @@ def _ambient(look: Look, n: Tensor) -> Tensor:
 def tone_curve(radiance: Tensor) -> Tensor:
     """ACES as fitted by Narkowicz, then sRGB: linear exposed radiance to display values in [0, 1]."""
     x = radiance.clamp(min=0)
-    x = (x * (2.51 * x + 0.03) / (x * (2.43 * x + 0.59) + 0.14)).clamp(0, 1)
-    return torch.where(x <= 0.0031308, 12.92 * x, 1.055 * x.clamp(min=0.0031308) ** (1 / 2.4) - 0.055)
+    return linear_to_srgb(x * (2.51 * x + 0.03) / (x * (2.43 * x + 0.59) + 0.14))
 
 
 def _weather(

@@ -13,24 +13,13 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from flowshade.color import linear_to_srgb
 from flowshade.types import CHANNELS, CORE_CHANNELS, GBuffer
 
 DEPTH_SCALE_METRES = 10.0
 """s in the depth code s / (z + s): near is white, this far is mid-grey, sky is black."""
 MOTION_SCALE_PIXELS = 16.0
 """Motion of this length is drawn in full colour."""
-
-
-def srgb_from_linear(linear: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-    """IEC 61966-2-1 curve, values clamped to [0, 1]."""
-    linear = linear.clamp(0, 1)
-    return torch.where(linear <= 0.0031308, linear * 12.92, 1.055 * linear.clamp(min=0.0031308) ** (1 / 2.4) - 0.055)
-
-
-def linear_from_srgb(display: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-    """The inverse of `srgb_from_linear`."""
-    display = display.clamp(0, 1)
-    return torch.where(display <= 0.04045, display / 12.92, ((display + 0.055) / 1.055) ** 2.4)
 
 
 def _show_normal(normal: Tensor) -> Tensor:
@@ -51,12 +40,12 @@ def _show_instance(instance: Tensor) -> Tensor:
 
 
 _SHOW: dict[str, Callable[[Tensor], Tensor]] = {
-    "albedo": srgb_from_linear,
+    "albedo": linear_to_srgb,
     "normal": _show_normal,
     "depth": lambda depth: DEPTH_SCALE_METRES / (depth + DEPTH_SCALE_METRES),
     "roughness": lambda roughness: roughness,
     "metallic": lambda metallic: metallic,
-    "emission": srgb_from_linear,
+    "emission": linear_to_srgb,
     "motion": _show_motion,
     "instance": _show_instance,
 }

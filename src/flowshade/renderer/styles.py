@@ -87,6 +87,8 @@ def _read(path: Path) -> dict[str, Style]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise StyleError(f"cannot read the styles file {path} ({error.strerror}); give a TOML file.") from error
+    except UnicodeDecodeError as error:
+        raise StyleError(f"{path} is not a TOML file (it is not UTF-8 text); give a TOML file.") from error
     return _parse(text, str(path))
 
 

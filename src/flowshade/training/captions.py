@@ -16,8 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from flowshade.errors import FlowshadeError
 from flowshade.gbuffer.look import LOOKS, Look, sample_look
 from flowshade.renderer.prompt import CaptionBank, PromptEncoder
+
+CANONICAL_SHARE = 0.3
+"""How often training asks for one of the canonical looks, which people ask for by name."""
+
+WORLDS_DESCRIBED = 40
+"""Worlds of each kind whose descriptions go into the captions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +38,9 @@ class LookBank:
     """The kind of world that a look's captions speak of; None fits all."""
 
     def draw(self, kind: str, rng: np.random.Generator) -> int:
-        """A random look whose captions fit a kind of world."""
-        fitting = [index for index, of in enumerate(self.kinds) if of in (None, kind)]
+        """A random look whose captions fit a kind of world; `CANONICAL_SHARE` of the time one that fits all."""
+        canonical = rng.random() < CANONICAL_SHARE
+        fitting = [index for index, of in enumerate(self.kinds) if of == (None if canonical else kind)]
         return fitting[rng.integers(len(fitting))]
 
     def save(self, path: Path) -> None:
@@ -48,7 +56,7 @@ class LookBank:
     @classmethod
     def load(cls, path: Path) -> LookBank:
         if not path.is_file():
-            raise ValueError(f"look bank {path} does not exist; make it with: flowshade train captions --out FOLDER")
+            raise FlowshadeError(f"look bank {path} does not exist; make it with: flowshade train captions -o FOLDER")
         content = json.loads(path.read_text())
         return cls(
             looks=tuple(Look(**_tuples(look)) for look in content["looks"]),
@@ -93,7 +101,7 @@ def build_banks(
     return bank, CaptionBank.build(texts, encoder)
 
 
-def world_descriptions(kinds: Sequence[str], worlds: int = 40) -> dict[str, list[str]]:
+def world_descriptions(kinds: Sequence[str], worlds: int = WORLDS_DESCRIBED) -> dict[str, list[str]]:
     """Sentences that say what is there, gathered from the first worlds of each kind."""
     from flowshade.world import make_world
 

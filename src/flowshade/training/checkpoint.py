@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from flowshade.errors import CheckpointError
 
 
 @dataclass(kw_only=True)
@@ -50,12 +52,27 @@ class Checkpoint:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Reads what `save_checkpoint` wrote. Raises ValueError for another safetensors file."""
+    """Reads what `save_checkpoint` wrote.
+
+    Raises:
+        CheckpointError: no such file, or another kind of file.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"no training checkpoint at {path}; give the checkpoint.safetensors of a run.")
+    try:
+        return _read_checkpoint(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is not a readable safetensors file ({error}); give one from a run.") from error
+
+
+def _read_checkpoint(path: Path) -> Checkpoint:
     checkpoint = Checkpoint(model={}, average={}, optimiser={}, progress=Progress())
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         if "progress" not in metadata:
-            raise ValueError(f"{path} is no training checkpoint: its metadata has no 'progress'. Give one from a run.")
+            raise CheckpointError(
+                f"{path} is no training checkpoint: its metadata has no 'progress'. Give one from a run."
+            )
         checkpoint.progress = Progress(**json.loads(metadata["progress"]))
         for key in file.keys():  # noqa: SIM118 - not a mapping
             part, name = key.split(".", 1)

@@ -1,46 +1,94 @@
-"""Runs as the command line starts them: a preset's name, a folder, and captions made on the spot if need be."""
+"""Runs as the command lines start them: a preset's name, a folder, and captions made on the spot if need be.
+
+Worlds and the prompt encoder are imported when captions are made: a run that is given them needs neither.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
+from flowshade.device import choose_device
+from flowshade.errors import FlowshadeError
 from flowshade.presets import TRAININGS
-from flowshade.renderer.prompt import PromptEncoder
 from flowshade.training.captions import build_banks, load_banks, save_banks, world_descriptions
-from flowshade.training.trainer import Trainer
+from flowshade.training.checkpoint import load_checkpoint
+from flowshade.training.stages import StageConfig
+from flowshade.training.trainer import TrainConfig, Trainer
 
-WORLDS_DESCRIBED = 6
-"""Worlds of each kind whose descriptions go into the captions."""
+CAPTIONS = "captions"
+"""Stands in a preset's place on the command lines: only makes captions and looks."""
 
 
 def write_captions(folder: Path, *, seed: int = 0) -> None:
     """Draws looks and writes their captions and embeddings into `folder`; needs the prompt encoder's weights."""
+    from flowshade.renderer.prompt import PromptEncoder
     from flowshade.world import WORLDS
 
-    texts = world_descriptions(tuple(WORLDS), WORLDS_DESCRIBED)
-    save_banks(folder, *build_banks(texts, PromptEncoder(), seed=seed))
+    save_banks(folder, *build_banks(world_descriptions(tuple(WORLDS)), PromptEncoder(), seed=seed))
 
 
-def train(preset: str, folder: Path, *, captions: Path | None = None, seed: int = 0, device: str | None = None) -> Path:
+def train(
+    preset: str,
+    folder: Path,
+    *,
+    captions: Path | None = None,
+    start: Path | None = None,
+    seed: int = 0,
+    scale_time: float = 1.0,
+    stages: Sequence[str] | None = None,
+    device: str | None = None,
+) -> Path:
     """Trains a preset in `folder` (continued if it holds a run); returns the trained renderer's file.
 
     Args:
         preset: a name in `TRAININGS`.
         folder: where checkpoints and logs go.
         captions: a folder of `write_captions`; None makes them in `folder / "captions"`.
+        start: a training checkpoint whose averaged weights a new run begins from.
         seed: of weights, worlds and batches.
+        scale_time: multiplies the time limit of every stage that has one.
+        stages: only these stages, by name; None runs all.
         device: instead of the preset's.
 
     Raises:
-        ValueError: an unknown preset, or captions that are not there.
+        ValueError: an unknown preset, stage or device, a factor that is not positive, or captions or a checkpoint
+            that are not there.
     """
-    if preset not in TRAININGS:
-        raise ValueError(f"unknown training preset {preset!r}; expected captions or one of {', '.join(TRAININGS)}.")
-    config = TRAININGS[preset]()
-    config = dataclasses.replace(config, seed=seed, device=device or config.device)
+    config = _configure(preset, seed=seed, scale_time=scale_time, stages=stages, device=device)
+    begin = None if start is None else load_checkpoint(start)
     if captions is None:
         captions = folder / "captions"
         if not captions.is_dir():
             write_captions(captions, seed=seed)
-    return Trainer(config, folder, *load_banks(captions)).run()
+    return Trainer(config, folder, *load_banks(captions), begin).run()
+
+
+def _configure(
+    preset: str, *, seed: int, scale_time: float, stages: Sequence[str] | None, device: str | None
+) -> TrainConfig:
+    if preset not in TRAININGS:
+        expected = ", ".join([CAPTIONS, *TRAININGS])
+        raise FlowshadeError(f"unknown training preset {preset!r}; expected one of {expected}.")
+    if seed < 0:
+        raise FlowshadeError(f"the seed is {seed}; expected 0 or more.")
+    if not 0 < scale_time < float("inf"):
+        raise FlowshadeError(f"the time factor is {scale_time}; expected a positive number.")
+    config = TRAININGS[preset]()
+    chosen = choose_device(device or config.device)
+    selected = _select(config.stages, stages)
+    scaled = [dataclasses.replace(stage, seconds=stage.seconds and stage.seconds * scale_time) for stage in selected]
+    return dataclasses.replace(config, stages=tuple(scaled), seed=seed, device=str(chosen))
+
+
+def _select(stages: Sequence[StageConfig], names: Sequence[str] | None) -> list[StageConfig]:
+    if names is None:
+        return list(stages)
+    known = [stage.name for stage in stages]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise FlowshadeError(
+            f"stages {', '.join(unknown) or '(none)'} were asked for; expected some of {', '.join(known)}."
+        )
+    return [stage for stage in stages if stage.name in names]

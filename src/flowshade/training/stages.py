@@ -29,7 +29,7 @@ from flowshade.renderer.memory import HistoryMemory
 from flowshade.renderer.prompt import CaptionBank
 from flowshade.renderer.renderer import Renderer
 from flowshade.renderer.transformer import TextContext
-from flowshade.training.losses import picture_loss
+from flowshade.training.losses import change_loss, picture_loss
 from flowshade.training.pool import Batch, ClipPool
 from flowshade.types import FRAMES_PER_LATENT, Planes
 
@@ -318,9 +318,11 @@ class RolloutStage(_WithoutFinish):
         streams.memory.append(latents.detach(), features.detach())
         streams.state = DecoderState(previous=state.previous.detach())
         picture = picture_loss(prediction, rgb)
+        change = change_loss(prediction, rgb, streams.last)
         latent = F.mse_loss(latents.float(), target.float())
-        logged = {"picture": picture.detach(), "latent": latent.detach(), "psnr": _psnr(prediction, rgb)}
-        return picture + 0.1 * latent, logged
+        streams.last = (prediction[:, -1:].detach(), rgb[:, -1:])
+        values = {"picture": picture, "change": change, "latent": latent, "psnr": _psnr(prediction, rgb)}
+        return picture + change + 0.1 * latent, {name: value.detach() for name, value in values.items()}
 
 
 @dataclass(kw_only=True)
@@ -333,6 +335,8 @@ class _Streams:
     window: int = 1
     steps: int = 1
     state: DecoderState | None = None
+    last: tuple[Tensor, Tensor] | None = None
+    """Prediction and reference of the frame before the next window."""
     latent: int = 0
 
     @property

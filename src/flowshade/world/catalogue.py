@@ -33,7 +33,9 @@ WORLDS: dict[str, WorldKind] = {
         build_street, "a road between buildings: traffic, people walking, trees, lamps, toppling crates", 1
     ),
     "hills": WorldKind(
-        build_hills, "open hills on a height field: trees, rocks, cabins, fences, rolling balls, a tractor", 2
+        build_hills,
+        "hills around a trail: cars, trees, rocks, cabins, fences, lamps, rolling balls, some ponds",
+        2,
     ),
 }
 

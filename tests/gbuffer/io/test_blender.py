@@ -7,8 +7,8 @@ import OpenEXR
 import pytest
 import torch
 
+from flowshade.color import linear_to_srgb
 from flowshade.gbuffer.io import ClipError, open_clip
-from flowshade.gbuffer.view import srgb_from_linear
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_channels_of_both_layouts(clip_folder, blender_passes, version):
     assert torch.equal(found.motion[0, 0], torch.from_numpy(passes["Vector"]["X"]))
     assert torch.equal(found.motion[0, 1], -torch.from_numpy(passes["Vector"]["Y"]))
     combined = torch.from_numpy(np.stack([passes["Combined"][c] for c in "RGB"]).astype(np.float32))
-    assert torch.equal(clip.reference(1, 2)[0], srgb_from_linear(combined))
+    assert torch.equal(clip.reference(1, 2)[0], linear_to_srgb(combined))
     assert clip.info.warnings == ()
 
 

@@ -20,11 +20,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from flowshade.color import linear_to_srgb
 from flowshade.gbuffer.io.cameras import CAMERAS_FILE, load_cameras
 from flowshade.gbuffer.io.exr import ExrFile, ExrHeader, read_exr, read_header
 from flowshade.gbuffer.io.reader import ClipError, ClipInfo, ClipReader, settle_fps, stack
 from flowshade.gbuffer.io.sequence import numbered
-from flowshade.gbuffer.view import srgb_from_linear
 from flowshade.types import CHANNELS, Camera, GBuffer
 
 SKY_DEPTH_METRES = 1e9
@@ -203,7 +203,7 @@ class BlenderReader(ClipReader):
     def _reference(self, start: int, stop: int) -> Float[Tensor, "T 3 H W"] | None:
         """Blender's Combined pass through the plain sRGB curve (its "Standard" view), clamped."""
         names = self._layout.names["reference"]
-        return srgb_from_linear(torch.stack([_tensor(self._file(index), names) for index in range(start, stop)]))
+        return linear_to_srgb(torch.stack([_tensor(self._file(index), names) for index in range(start, stop)]))
 
 
 def _tensor(file: ExrFile, names: list[str]) -> Float[Tensor, "C H W"]:

@@ -19,9 +19,9 @@ from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from flowshade.color import linear_to_srgb, srgb_to_linear
 from flowshade.gbuffer.io.cameras import CAMERAS_FILE, load_cameras
 from flowshade.gbuffer.io.reader import ClipError, ClipInfo, ClipReader, settle_fps
-from flowshade.gbuffer.view import linear_from_srgb, srgb_from_linear
 from flowshade.types import CHANNELS, Camera, GBuffer
 
 CODING_FILE = "coding.json"
@@ -109,7 +109,7 @@ class Coding:
             return DepthCode.parse(self.depth_code).decode(values, top)
         unit = values.float() / top
         if channel == "albedo":
-            return linear_from_srgb(unit) if self.albedo_code == "srgb" else unit
+            return srgb_to_linear(unit) if self.albedo_code == "srgb" else unit
         if channel == "normal":
             normal = (2 * unit - 1) * self._normal_signs
             return normalize(normal, dim=1).masked_fill(normal.norm(dim=1, keepdim=True) < SHORTEST_NORMAL, 0.0)
@@ -128,7 +128,7 @@ class Coding:
             assert self.depth_code is not None
             return DepthCode.parse(self.depth_code).encode(value, top)
         if channel == "albedo":
-            unit = srgb_from_linear(value) if self.albedo_code == "srgb" else value
+            unit = linear_to_srgb(value) if self.albedo_code == "srgb" else value
         elif channel == "normal":
             unit = (value * self._normal_signs + 1) / 2
         else:

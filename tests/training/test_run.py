@@ -1,0 +1,95 @@
+"""The two command lines of training pass the same options to the same run; mistakes are told before it begins."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from flowshade.cli import main
+from flowshade.presets import compact_training, debug_training
+from flowshade.training import __main__ as module
+from flowshade.training import run
+
+
+class RecordedTrainer:
+    """Remembers what it was made of and trains nothing."""
+
+    made: list[tuple] = []
+
+    def __init__(self, *arguments) -> None:
+        self.made.append(arguments)
+
+    def run(self) -> Path:
+        return Path("trained.safetensors")
+
+
+@pytest.fixture
+def made(monkeypatch) -> list[tuple]:
+    monkeypatch.setattr(RecordedTrainer, "made", [])
+    monkeypatch.setattr(run, "Trainer", RecordedTrainer)
+    monkeypatch.setattr(run, "load_banks", lambda folder: ("looks of", folder))
+    monkeypatch.setattr(run, "load_checkpoint", lambda path: ("weights of", path))
+    return RecordedTrainer.made
+
+
+OPTIONS = ["--start", "a", "--seed", "3", "--scale-time", "0.5", "--stages", "flow", "codec", "--device", "cpu"]
+
+
+def test_both_command_lines_start_the_same_run(made, capsys) -> None:
+    assert main(["train", "compact", "-o", "out", "--captions", "bank", *OPTIONS]) == 0
+    assert module.main(["compact", "--out", "out", "--banks", "bank", *OPTIONS]) == 0
+    assert made[0] == made[1]
+    config, *rest = made[0]
+    assert rest == [Path("out"), "looks of", Path("bank"), ("weights of", Path("a"))]
+    codec, _, flow, _ = compact_training().stages
+    halved = tuple(dataclasses.replace(stage, seconds=stage.seconds / 2) for stage in (codec, flow))
+    assert config == dataclasses.replace(compact_training(), stages=halved, seed=3, device="cpu")
+    assert capsys.readouterr().out.count("trained renderer: trained.safetensors") == 2
+
+
+def test_a_preset_runs_whole_and_makes_its_captions_once(made, monkeypatch, tmp_path) -> None:
+    written = []
+    monkeypatch.setattr(run, "write_captions", lambda folder, seed: written.append((folder, seed)))
+    run.train("debug", tmp_path, seed=5)
+    (tmp_path / "captions").mkdir()
+    run.train("debug", tmp_path, seed=5)
+    assert written == [(tmp_path / "captions", 5)]
+    assert [config for config, *_ in made] == [dataclasses.replace(debug_training(), seed=5)] * 2
+
+
+def test_captions_alone(monkeypatch, capsys) -> None:
+    written = []
+    monkeypatch.setattr(run, "write_captions", lambda folder, seed: written.append((folder, seed)))
+    monkeypatch.setattr(module, "write_captions", run.write_captions)
+    assert main(["train", "captions", "-o", "bank", "--seed", "2"]) == 0
+    assert module.main(["captions", "--banks", "bank", "--seed", "2"]) == 0
+    assert written == [(Path("bank"), 2)] * 2
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["debgu"], "unknown training preset 'debgu'; expected one of captions, debug, compact"),
+        (["debug", "--stages", "flwo"], "stages flwo were asked for; expected some of codec, regression, flow"),
+        (["debug", "--scale-time", "0"], "the time factor is 0.0; expected a positive number"),
+        (["debug", "--seed", "-1"], "the seed is -1; expected 0 or more"),
+        (["debug", "--device", "gpu"], "device 'gpu' is unknown"),
+        (["debug", "--device", "meta"], "device 'meta' cannot be used"),
+        (["debug", "--start", "nowhere"], "no training checkpoint at nowhere"),
+        (["debug", "--start", __file__], "is not a readable safetensors file"),
+        (["debug", "--captions", "nowhere"], "look bank nowhere/looks.json does not exist"),
+    ],
+)
+def test_mistakes_are_sentences(options: list[str], message: str, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *options, "-o", "out"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_module_tells_mistakes_too(tmp_path, capsys) -> None:
+    assert module.main(["debug", "--out", str(tmp_path), "--banks", "nowhere"]) == 2
+    assert "look bank nowhere/looks.json does not exist" in capsys.readouterr().err
