@@ -81,6 +81,18 @@ class PromptEncoder:
         """Tokens in a prompt, the two end marks included."""
         return len(self._tokenizer.encode(text).ids)
 
+    def check(self, text: str) -> None:
+        """Counts tokens without running the network.
+
+        Raises:
+            PromptError: the prompt is longer than `MAX_TOKENS`.
+        """
+        count = self.count_tokens(text)
+        if count > MAX_TOKENS:
+            raise PromptError(
+                f"the prompt has {count} tokens and the encoder takes {MAX_TOKENS}: shorten it (it begins {text[:60]!r})."
+            )
+
     def _one(self, text: str) -> Float[Tensor, "S 384"]:
         if text in self._cache:
             self._cache.move_to_end(text)
@@ -93,12 +105,8 @@ class PromptEncoder:
 
     @torch.no_grad()
     def _embed(self, text: str) -> Float[Tensor, "S 384"]:
+        self.check(text)
         ids = self._tokenizer.encode(text).ids
-        if len(ids) > MAX_TOKENS:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens and the encoder takes {MAX_TOKENS}: shorten it "
-                f"(it begins {text[:60]!r})."
-            )
         with torch.autocast(self.device.type, enabled=False):
             output = self._model(input_ids=torch.tensor([ids], device=self.device))
         return output.last_hidden_state[0].float()  # [S, 384]
