@@ -295,8 +295,15 @@ def play(
     model: Annotated[
         str, arg(metavar="NAME", help="A model's name, or the path of its .safetensors file.")
     ] = "compact",
-    size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "240x416",
-    fps: Annotated[float, arg(metavar="FPS", help="World ticks a second.")] = 30.0,
+    size: Annotated[
+        str | None, arg(metavar="HxW", help="Height and width in pixels; by default 144x256, on a GPU 480x832.")
+    ] = None,
+    fps: Annotated[float | None, arg(metavar="FPS", help="World ticks a second; by default 30, on a GPU 60.")] = None,
+    steps: Annotated[int | None, arg(metavar="N", help="Denoising steps when there is time; default: the model's.")] = (
+        None
+    ),
+    window: Annotated[int, arg(metavar="N", help="Frames rendered together; 4 answers soonest.")] = 4,
+    sessions: Annotated[int, arg(metavar="N", help="Players at a time.")] = 8,
     device: Device = "auto",
     host: Annotated[str, arg(metavar="NAME", help="Where to listen; only this machine can connect by default.")] = (
         "127.0.0.1"
@@ -308,8 +315,8 @@ def play(
     from flowshade.play.launch import Launch, run
 
     launch = Launch(
-        world=world, seed=seed, mjcf=mjcf, clip=clip, model=model, size=_parse_size(size), fps=fps, device=device,
-        host=host, port=port, token=token,
+        world=world, seed=seed, mjcf=mjcf, clip=clip, model=model, size=None if size is None else _parse_size(size),
+        fps=fps, steps=steps, window=window, sessions=sessions, device=device, host=host, port=port, token=token,
     )  # fmt: skip
     run(launch, announce=lambda address: print(f"playing at {address} (Ctrl+C ends it)", flush=True))
 

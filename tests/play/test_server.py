@@ -15,9 +15,9 @@ from starlette.testclient import TestClient, WebSocketTestSession
 from starlette.websockets import WebSocketDisconnect
 
 from flowshade.api import load_renderer
+from flowshade.play.painting import Models
 from flowshade.play.protocol import VERSION, FrameHeader, unpack_frame
 from flowshade.play.server import Limits, PlayConfig, PlayServer
-from flowshade.play.session import Models
 from flowshade.play.sources import Source, WorldSource, open_world
 
 ROOM = """
@@ -33,10 +33,11 @@ SIZE = (48, 80)
 
 
 @pytest.fixture(scope="module")
-def models(debug_model: Path) -> Models:
+def models(debug_model: Path) -> Iterator[Models]:
     models = Models(lambda: load_renderer(debug_model, device="cpu"))
     models.wait()
-    return models
+    yield models
+    models.close()
 
 
 @pytest.fixture

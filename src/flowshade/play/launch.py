@@ -5,14 +5,19 @@ from __future__ import annotations
 import importlib.util
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowshade.api import choose_device, load_renderer
 from flowshade.errors import MissingDependencyError
 from flowshade.play.errors import PlayError
 from flowshade.play.sources import ClipSource, Source, WorldSource, open_world
+from flowshade.types import FRAMES_PER_LATENT
 from flowshade.world import WORLDS, WorldError
+
+CPU_SIZE = (144, 256)
+"""What two cores paint at about ten frames a second."""
+GPU_SIZE = (480, 832)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +29,13 @@ class Launch:
     mjcf: Path | None = None
     clip: Path | None = None
     model: str = "compact"
-    size: tuple[int, int] = (240, 416)
-    fps: float = 30.0
+    size: tuple[int, int] | None = None
+    """Height and width in pixels; None takes `CPU_SIZE` or `GPU_SIZE`."""
+    fps: float | None = None
+    """World ticks a second; None takes 30 on a CPU and 60 on a GPU."""
+    steps: int | None = None
+    window: int = FRAMES_PER_LATENT
+    sessions: int = 8
     device: str = "auto"
     host: str = "127.0.0.1"
     port: int = 8765
@@ -36,8 +46,19 @@ class Launch:
         """Whether the world comes from a file, so that players cannot choose another."""
         return self.mjcf is not None or self.clip is not None
 
+    def settled(self) -> Launch:
+        """With everything chosen that was left to the device.
+
+        Raises:
+            FlowshadeError: a device that is not there.
+        """
+        gpu = choose_device(self.device).type == "cuda"
+        size = self.size or (GPU_SIZE if gpu else CPU_SIZE)
+        return replace(self, size=size, fps=self.fps or (60.0 if gpu else 30.0))
+
     def open_source(self, kind: str | None, seed: int | None) -> Source:
-        """A world or clip of a session's own."""
+        """A world or clip of a session's own; for a settled launch."""
+        assert self.size is not None and self.fps is not None
         device = choose_device(self.device)
         if self.clip is not None:
             return ClipSource(self.clip, size=self.size, device=device)
@@ -59,16 +80,19 @@ def run(launch: Launch, announce: Callable[[str], None]) -> None:
         raise MissingDependencyError(
             f"play needs {' and '.join(missing)}, not installed here; run: pip install 'flowshade[play]'"
         )
-    from flowshade.play.server import PlayConfig, serve
-    from flowshade.play.session import Models
+    from flowshade.play.painting import Models
+    from flowshade.play.server import Limits, PlayConfig, serve
 
     _check(launch)
-    models = Models(lambda: load_renderer(launch.model, device=launch.device))
+    launch = launch.settled()
+    models = Models(lambda: load_renderer(launch.model, device=launch.device, steps=launch.steps))
     config = PlayConfig(
         open_source=launch.open_source,
         model_name=Path(launch.model).stem,
         worlds=() if launch.fixed else tuple(WORLDS),
+        window=launch.window,
         token=launch.token,
+        limits=Limits(sessions=launch.sessions),
     )
     query = "" if launch.token is None else f"?token={launch.token}"
     announce(f"http://{launch.host}:{launch.port}/{query}")
@@ -80,6 +104,10 @@ def _check(launch: Launch) -> None:
         raise PlayError("got both --mjcf and --clip; give one of them.")
     if not launch.fixed and launch.world not in WORLDS:
         raise WorldError(f"unknown world {launch.world!r}; expected one of {', '.join(WORLDS)}, or use --mjcf FILE.")
+    if launch.window < 1 or launch.window % FRAMES_PER_LATENT:
+        raise PlayError(f"window is {launch.window} frames; expected a multiple of {FRAMES_PER_LATENT}, such as 4.")
+    if launch.sessions < 1:
+        raise PlayError(f"sessions is {launch.sessions}; expected at least 1 place for players.")
     for path in (launch.mjcf, launch.clip):
         if path is not None and not path.exists():
             raise PlayError(f"found nothing at {path}; expected a world's file or a clip. Check the path.")

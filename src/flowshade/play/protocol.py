@@ -144,6 +144,8 @@ class Status:
     """World ticks that were never shown, in all."""
     work_ms: float
     """Making one window, milliseconds."""
+    bound_ms: float
+    """Within how long an input is in a picture on the server's side, as long as windows take what they take now."""
     note: str
     """What was changed to keep pace, in words; may be empty."""
 

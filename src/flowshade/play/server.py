@@ -19,8 +19,10 @@ from fastapi.staticfiles import StaticFiles
 from flowshade.errors import FlowshadeError
 from flowshade.play import protocol
 from flowshade.play.errors import ProtocolError
+from flowshade.play.pace import FrameQueue, TimedFrame
+from flowshade.play.painting import Models
 from flowshade.play.protocol import Ack, Hello, Problem, Welcome
-from flowshade.play.session import Models, Session, TimedFrame
+from flowshade.play.session import Session
 from flowshade.play.sources import Source
 from flowshade.renderer.styles import NEUTRAL, load_styles
 from flowshade.types import FRAMES_PER_LATENT
@@ -34,7 +36,7 @@ STATIC = Path(__file__).with_name("static")
 class Limits:
     """What players may ask of a server."""
 
-    sessions: int = 4
+    sessions: int = 8
     message_bytes: int = 16_384
     messages_a_second: float = 200.0
     burst: float = 400.0
@@ -42,7 +44,9 @@ class Limits:
     """A session without any input for this long ends."""
     hello_seconds: float = 10.0
     unshown_frames: int = 12
-    """Frames on their way to a browser that it has not confirmed; further ones are dropped."""
+    """Frames on their way to a browser that it has not confirmed; further ones give way to newer ones."""
+    unshown_seconds: float = 0.25
+    """The same when two frames or more have been on their way for so long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +91,13 @@ class _Refused(Exception):
 
 
 class _Outbox:
-    """Between a session's thread and its socket. Holds the newest window only, so that nothing grows old in it."""
+    """Between a session's thread and its socket: messages, and the frames that are still worth sending."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits) -> None:
         self._loop = loop
         self._messages: list[protocol.ServerMessage] = []
-        self._frames: list[TimedFrame] = []
+        self._frames = FrameQueue(most=limits.unshown_frames, seconds=limits.unshown_seconds)
         self._changed = asyncio.Event()
-        self.dropped = 0
 
     def put(self, item: protocol.ServerMessage | list[TimedFrame]) -> None:
         """From any thread."""
@@ -103,25 +106,31 @@ class _Outbox:
 
     def _put(self, item: protocol.ServerMessage | list[TimedFrame]) -> None:
         if isinstance(item, list):
-            now = time.monotonic()
-            overdue = [f for f in self._frames if f.due < now - 0.05 and f.header.kind == "frame"]
-            self.dropped += len(overdue)
-            self._frames = [f for f in self._frames if f not in overdue] + item
+            self._frames.put(item, time.monotonic())
         else:
             self._messages = [*self._messages[-63:], item]
         self._changed.set()
+
+    def shown(self, frame: int) -> None:
+        self._frames.shown(frame)
+        self._changed.set()
+
+    def lost(self) -> int:
+        """Frames that were dropped since the last call."""
+        lost, self._frames.dropped = self._frames.dropped, 0
+        return lost
 
     async def next(self) -> protocol.ServerMessage | TimedFrame:
         """The next message, or the next frame once it is due."""
         while True:
             if self._messages:
                 return self._messages.pop(0)
-            wait = self._frames[0].due - time.monotonic() if self._frames else None
-            if wait is not None and wait <= 0:
-                return self._frames.pop(0)
+            frame = self._frames.take(time.monotonic())
+            if frame is not None:
+                return frame
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), wait)
+                await asyncio.wait_for(self._changed.wait(), self._frames.wait(time.monotonic()))
             except TimeoutError:
                 continue
 
@@ -132,9 +141,8 @@ class _Connection:
     def __init__(self, socket: WebSocket, server: PlayServer) -> None:
         self._socket, self._server = socket, server
         self._limits = server.config.limits
-        self._outbox = _Outbox(asyncio.get_running_loop())
+        self._outbox = _Outbox(asyncio.get_running_loop(), self._limits)
         self._rate = _Rate(self._limits)
-        self._sent: list[int] = []
         self._heard = time.monotonic()
 
     async def serve(self, name: str) -> None:
@@ -213,26 +221,20 @@ class _Connection:
             if not isinstance(item, TimedFrame):
                 await self._socket.send_text(protocol.encode(item))
                 continue
-            lost, self._outbox.dropped = self._outbox.dropped, 0
-            if item.header.kind == "frame":
-                if len(self._sent) >= self._limits.unshown_frames:
-                    session.lost(lost + 1)
-                    continue
-                self._sent.append(item.header.id)
-            session.lost(lost)
+            session.lost(self._outbox.lost())
             await self._socket.send_bytes(protocol.pack_frame(item.header, item.data))
 
     async def _listen(self, session: Session) -> None:
         while True:
             message = await self._receive()
             if isinstance(message, Ack):
-                self._sent = [frame for frame in self._sent if frame > message.frame]
+                self._outbox.shown(message.frame)
                 continue
             self._heard = time.monotonic()
             if isinstance(message, Hello):
                 raise _Refused("second_hello", "got a second hello; open another connection for another session.")
             try:
-                await asyncio.to_thread(session.take, message)
+                session.take(message)
             except FlowshadeError as error:
                 self._outbox.put(Problem(code="refused", text=str(error), fatal=False))
 
@@ -314,8 +316,11 @@ class PlayServer:
 
 
 def serve(config: PlayConfig, models: Models, *, host: str = "127.0.0.1", port: int = 8765) -> None:
-    """Serves until it is interrupted."""
+    """Serves until it is interrupted; the model's thread is ended then."""
     import uvicorn
 
     app = PlayServer(config, models).app
-    uvicorn.run(app, host=host, port=port, log_level="warning", ws_max_size=config.limits.message_bytes * 4)
+    try:
+        uvicorn.run(app, host=host, port=port, log_level="warning", ws_max_size=config.limits.message_bytes * 4)
+    finally:
+        models.close()

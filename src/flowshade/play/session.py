@@ -1,15 +1,17 @@
 """One player's world: ticked, traced, painted window by window, on a thread of its own.
 
-A window is made just before the last one has been shown: inputs wait one window at most, and nothing piles up. The
-world's ticks depend on the inputs alone, never on how or whether they are painted.
+A window is begun just in time to follow the last one; while one is painted the next may be traced, and nothing piles up
+(see `flowshade.play.pace`). The world's ticks depend on the inputs alone, never on how or whether they are painted.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -18,98 +20,47 @@ import cv2
 import numpy as np
 import torch
 
-from flowshade.api import StyledRenderer
 from flowshade.gbuffer.io import ClipWriter, VideoWriter
 from flowshade.gbuffer.look import LOOKS, Look
 from flowshade.gbuffer.view import channel_picture, to_uint8
 from flowshade.play import protocol
 from flowshade.play.actors import MODES, Controls, Mode
 from flowshade.play.errors import PlayError
-from flowshade.play.pace import Pace
+from flowshade.play.pace import STALE_SECONDS, Pace, TimedFrame
+from flowshade.play.painting import Canvas, Models
 from flowshade.play.protocol import GENERATED, REFERENCE, SPLIT, Command, FrameHeader, Input, SetLook, SetView
 from flowshade.play.sources import Source
-from flowshade.renderer.styles import NEUTRAL
+from flowshade.renderer.styles import NEUTRAL, find_style, load_styles
 from flowshade.types import FRAMES_PER_LATENT, GBuffer
 
 log = logging.getLogger(__name__)
 
 JPEG_QUALITY = 88
+_IDLE = 0.5
+"""Seconds between two looks at a paused session."""
 _PLAIN = "albedo"
 """What is shown while the model warms up."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimedFrame:
-    """A picture and when to show it."""
+class _Window:
+    """Ticked and traced; its pictures are on their way."""
 
-    due: float
-    """On the clock of `time.monotonic`, seconds."""
-    header: FrameHeader
-    data: bytes
-
-
-class Models:
-    """The renderer that all sessions share, loaded in the background. One window is rendered at a time."""
-
-    def __init__(self, load: Callable[[], StyledRenderer]) -> None:
-        self.lock = threading.Lock()
-        self.error: Exception | None = None
-        self._renderer: StyledRenderer | None = None
-        self._thread = threading.Thread(target=self._load, args=(load,), daemon=True, name="flowshade-model")
-        self._thread.start()
-
-    def _load(self, load: Callable[[], StyledRenderer]) -> None:
-        try:
-            self._renderer = load()
-        except Exception as error:  # noqa: BLE001 - told to every session
-            self.error = error
-
-    @property
-    def renderer(self) -> StyledRenderer | None:
-        """None while it loads.
-
-        Raises:
-            PlayError: it could not be loaded.
-        """
-        if self.error is not None:
-            raise PlayError(f"the model cannot be loaded: {self.error}")
-        return self._renderer
-
-    def wait(self) -> StyledRenderer:
-        """Waits until the model is there."""
-        self._thread.join()
-        renderer = self.renderer
-        assert renderer is not None
-        return renderer
-
-
-class Painter:
-    """A stream of one session through the shared model."""
-
-    def __init__(self, models: Models, renderer: StyledRenderer, seed: int = 0) -> None:
-        self._models, self._renderer, self._seed = models, renderer, seed
-        self._caption: str | None = None
-        self.restart()
-
-    def restart(self) -> None:
-        """Forgets all pictures; the caption stays."""
-        self._stream = self._renderer.model.open_stream(self._seed)
-        caption, self._caption = self._caption, None
-        if caption is not None:
-            self.set_caption(caption)
-
-    def set_caption(self, caption: str) -> None:
-        """From the next window on."""
-        if caption == self._caption:
-            return
-        with self._models.lock:
-            self._stream.set_text(self._renderer.encoder.encode([caption]))
-        self._caption = caption
-
-    def paint(self, window: GBuffer, steps: int) -> np.ndarray:
-        """The pictures of a window, uint8 [T, H, W, 3]."""
-        with self._models.lock:
-            return self._stream.push(window, steps=steps).to_uint8().cpu().numpy()
+    gbuffer: GBuffer
+    references: list[torch.Tensor]
+    view: str
+    """What the pictures are."""
+    split: bool
+    shown: int
+    """The newest input in it."""
+    look: int
+    tick: int
+    """Of its last frame."""
+    stride: int
+    tracing: float
+    """Seconds."""
+    submitted: float
+    pictures: Future[np.ndarray]
 
 
 class Recorder:
@@ -141,7 +92,8 @@ class Session:
         models: the shared renderer.
         emit: called from the session's thread with messages and with lists of `TimedFrame`.
         recordings: folder that recordings go into.
-        window: frames rendered together.
+        window: frames rendered together when there is time, a multiple of `FRAMES_PER_LATENT`.
+        now: the clock, seconds.
     """
 
     def __init__(
@@ -155,14 +107,15 @@ class Session:
         window: int = FRAMES_PER_LATENT,
         prompt: str = "",
         style: str = NEUTRAL,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name, self.source = name, source
         self.prompt, self.style = prompt, style
-        self.window = window
+        self._now = now
         self._models, self._emit, self._recordings = models, emit, recordings
         self._wake = threading.Condition()
         self._held, self._yaw, self._pitch = Input(id=0), 0.0, 0.0
-        self._jump = self._throw = False
+        self._jumped, self._threw = -math.inf, -math.inf  # when; so that stale ones can be told
         self._commands: list[str] = []
         self._look = 0
         self._view, self._fallback = GENERATED, True
@@ -171,8 +124,10 @@ class Session:
         self._lost = 0
         self._next_due = 0.0
         self._recorder: Recorder | None = None
-        self._painter: Painter | None = None
-        self._pace = Pace(fps=source.fps, window=window, best_steps=1)
+        self._canvas = Canvas()
+        self._painting: _Window | None = None
+        self._warm = False
+        self._pace = Pace(fps=source.fps, best_window=window, best_steps=1)
         self._last_status = 0.0
         self._last_picture: np.ndarray | None = None
         self._thread = threading.Thread(target=self._serve, daemon=True, name=f"flowshade-session-{name}")
@@ -226,33 +181,68 @@ class Session:
                 raise PlayError(f"unknown view {message.view!r}; expected one of {', '.join(protocol.VIEWS)}.")
             return
         renderer = self._models.renderer
-        if renderer is not None:
-            caption = renderer.compose(message.prompt, message.style)
-            with self._models.lock:
-                renderer.encoder.encode([caption])  # a prompt that is too long fails here
+        if renderer is None:  # its length is not known yet; `_prepare` cannot fail on a style
+            find_style(message.style, load_styles())
+        else:
+            renderer.encoder.check(renderer.compose(message.prompt, message.style))
 
     def _take_input(self, message: Input) -> None:
         self._held = message
         self._yaw += message.yaw
         self._pitch += message.pitch
-        self._jump |= message.jump
-        self._throw |= message.throw
+        if message.jump:
+            self._jumped = self._now()
+        if message.throw:
+            self._threw = self._now()
 
     # The session's thread ---------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         try:
             while not self._closing:
-                self._obey()
-                if not self._paused:
-                    self._advance()
-                self._wait()
+                self._rest(self.turn())
         except Exception as error:
             log.exception("session %s ended", self.name)
             text = str(error) if isinstance(error, PlayError) else f"the session ended: {type(error).__name__}"
             self._emit(protocol.Problem(code="session_failed", text=text, fatal=True))
         finally:
             self._stop_recording()
+
+    def turn(self) -> float:
+        """Obeys, shows what is painted, makes a window if it is time; returns the seconds until there is more to do.
+
+        The thread calls it; a test with a clock of its own may do so instead of `start`. `ready` cuts the wait short.
+        """
+        self._obey()
+        self._collect()
+        if not self._paused and self._until_window() <= 0:
+            self._advance()
+        return _IDLE if self._paused else max(0.0, self._until_window())
+
+    @property
+    def ready(self) -> bool:
+        """Whether something waits to be done."""
+        painted = self._painting is not None and self._painting.pictures.done()
+        return self._closing or bool(self._commands) or painted
+
+    def _until_window(self) -> float:
+        """Seconds until the next window must be begun so that it is ready when the last one has been shown."""
+        pace, due, begin = self._pace, self._next_due, -math.inf
+        if self._painting is not None:
+            painted = self._painting.submitted + pace.painting
+            due = max(due, painted) + pace.span
+            begin = painted - pace.tracing  # earlier, it would only wait for the painter
+        lead = min(1.1 * pace.work, pace.period + pace.work) + 0.004
+        return max(due - lead, begin) - self._now()
+
+    def _rest(self, seconds: float) -> None:
+        with self._wake:
+            if not self.ready and seconds > 0:
+                self._wake.wait(seconds)
+
+    def _nudge(self, _: object) -> None:
+        with self._wake:
+            self._wake.notify_all()
 
     def _obey(self) -> None:
         with self._wake:
@@ -266,9 +256,9 @@ class Session:
                 self._paused = True
                 self._advance()
             elif action == "reset":
+                self._collect(wait=True)
                 self.source.reset()
-                if self._painter is not None:
-                    self._painter.restart()
+                self._canvas.restart()
             elif action == "record":
                 self._start_recording()
             elif action == "stop_recording":
@@ -279,29 +269,48 @@ class Session:
             self._status(force=True)
 
     def _advance(self) -> None:
-        began = time.monotonic()
+        """Ticks and traces a window and hands it to the painter."""
+        began, stride = self._now(), self._pace.stride
         with self._wake:
             controls, shown, look, view = self._controls(), self._held.id, self._look, self._view
             prompt, style = self.prompt, self.style
+        gbuffer, references = self._trace(controls, stride, view, style)
+        tracing = self._now() - began
+        self._collect(wait=True)
         self._prepare(prompt, style)
-        stride = self._pace.stride
-        window, references = self._trace(controls, stride, view, style)
-        pictures, view = self._paint(window, references, view)
+        seen, pictures = self._paint(gbuffer, references, view)
+        self._painting = _Window(
+            gbuffer=gbuffer, references=references, view=seen, split=seen == SPLIT, shown=shown, look=look,
+            tick=self._tick, stride=stride, tracing=tracing, submitted=self._now(), pictures=pictures,
+        )  # fmt: skip
+        pictures.add_done_callback(self._nudge)
+        self._collect()
+
+    def _collect(self, *, wait: bool = False) -> None:
+        """Sends the window that is painted, if it is."""
+        window = self._painting
+        if window is None or not (wait or window.pictures.done()):
+            return
+        self._painting = None
+        pictures = window.pictures.result()
+        painting = self._now() - window.submitted
+        if window.split:
+            pictures = self._beside_reference(pictures, window)
         if self._recorder is not None:
-            self._recorder.append(window, pictures)
+            self._recorder.append(window.gbuffer, pictures)
         self._last_picture = pictures[-1]
-        encoded = [encode_jpeg(picture) for picture in pictures]
-        now = time.monotonic()
-        first, interval = max(now, self._next_due), stride / self.source.fps
+        self._send(window, [encode_jpeg(picture) for picture in pictures])
+        self._status(force=self._pace.took(window.tracing, painting))
+
+    def _send(self, window: _Window, encoded: list[bytes]) -> None:
+        first, interval = max(self._now(), self._next_due), window.stride / self.source.fps
         self._next_due = first + interval * len(encoded)
         frames = []
         for k, data in enumerate(encoded):
-            header = self._header(
-                "frame", "image/jpeg", shown, look, view, self._tick - (len(encoded) - 1 - k) * stride
-            )
+            tick = window.tick - (len(encoded) - 1 - k) * window.stride
+            header = self._header("frame", "image/jpeg", window.shown, window.look, window.view, tick)
             frames.append(TimedFrame(due=first + k * interval, header=header, data=data))
         self._emit(frames)
-        self._status(force=self._pace.took(now - began))
 
     def _header(self, kind: str, mime: str, shown: int, look: int, view: str, tick: int) -> FrameHeader:
         self._frame += 1
@@ -310,7 +319,7 @@ class Session:
 
     def _controls(self) -> list[Controls]:
         """One tick's controls each: what is held, with turns spread over the window and jumps on its first tick."""
-        ticks = self.window * self._pace.stride
+        ticks, oldest = self._pace.window * self._pace.stride, self._now() - STALE_SECONDS
         held = Controls(
             forward=max(-1.0, min(1.0, self._held.forward)),
             right=max(-1.0, min(1.0, self._held.right)),
@@ -319,19 +328,19 @@ class Session:
             yaw=self._yaw / ticks,
             pitch=self._pitch / ticks,
         )
-        first = replace(held, jump=self._jump, throw=self._throw)
+        first = replace(held, jump=self._jumped > oldest, throw=self._threw > oldest)
         self._yaw = self._pitch = 0.0
-        self._jump = self._throw = False
+        self._jumped = self._threw = -math.inf
         return [first, *[held] * (ticks - 1)]
 
     def _prepare(self, prompt: str, style: str) -> None:
         renderer = self._models.renderer
         if renderer is None:
             return
-        if self._painter is None:
-            self._painter = Painter(self._models, renderer)
-            self._pace = Pace(fps=self.source.fps, window=self.window, best_steps=renderer.steps)
-        self._painter.set_caption(renderer.compose(prompt, style))
+        if not self._warm:
+            self._warm = True
+            self._pace = Pace(fps=self.source.fps, best_window=self._pace.best_window, best_steps=renderer.steps)
+        self._canvas.caption = renderer.compose(prompt, style)
 
     def _trace(
         self, controls: list[Controls], stride: int, view: str, style: str
@@ -340,6 +349,7 @@ class Session:
         for index, each in enumerate(controls):
             self.source.tick(each)
             self._tick += 1
+            self._collect()
             if (index + 1) % stride:
                 continue
             buffers.append(self.source.gbuffer())
@@ -353,50 +363,43 @@ class Session:
         found = None if renderer is None else renderer.styles.get(style)
         return LOOKS[found.look if found is not None and found.look in LOOKS else "sunny"]
 
-    def _paint(self, window: GBuffer, references: list[torch.Tensor], view: str) -> tuple[np.ndarray, str]:
-        """The pictures, and the view that they are: buffers stand in for what cannot be shown yet."""
-        if view == REFERENCE and references:
-            return to_uint8(torch.cat(references)).cpu().numpy(), view
-        if view in (GENERATED, SPLIT) and self._painter is not None:
+    def _paint(self, window: GBuffer, references: list[torch.Tensor], view: str) -> tuple[str, Future[np.ndarray]]:
+        """What the pictures are, and they themselves: buffers stand in for what cannot be shown yet."""
+        if view in (GENERATED, SPLIT) and self._warm:
             if self._fallback:  # its past is of another time
-                self._painter.restart()
+                self._canvas.restart()
             self._fallback = False
-            pictures = self._painter.paint(window, self._pace.steps)
-        else:
-            self._fallback = True
-            channel = view if view in window.channels() else _PLAIN
-            return channel_picture(window, channel).cpu().numpy(), channel
-        if view == SPLIT:
-            other = to_uint8(torch.cat(references)) if references else channel_picture(window, _PLAIN)
-            pictures = pictures.copy()
-            half = pictures.shape[2] // 2
-            pictures[:, :, half:] = other.cpu().numpy()[:, :, half:]
-            pictures[:, :, half - 1 : half + 1] = 255
-        return pictures, view
+            return view, self._models.submit([self._canvas], [window], self._pace.steps)[0]
+        done: Future[np.ndarray] = Future()
+        if view == REFERENCE and references:
+            done.set_result(to_uint8(torch.cat(references)).cpu().numpy())
+            return view, done
+        self._fallback = True
+        channel = view if view in window.channels() else _PLAIN
+        done.set_result(channel_picture(window, channel).cpu().numpy())
+        return channel, done
 
-    def _wait(self) -> None:
-        """Until it is time to make the next window, or, when paused, until something is asked for."""
-        with self._wake:
-            while not self._closing and not self._commands:
-                start = self._next_due - 1.1 * self._pace.work - 0.004
-                left = 0.5 if self._paused else start - time.monotonic()
-                if left <= 0:
-                    return
-                self._wake.wait(left)
+    def _beside_reference(self, pictures: np.ndarray, window: _Window) -> np.ndarray:
+        """The left half generated, the right half the reference, or the albedo where there is none."""
+        found = window.references
+        other = to_uint8(torch.cat(found)) if found else channel_picture(window.gbuffer, _PLAIN)
+        joined, half = pictures.copy(), pictures.shape[2] // 2
+        joined[:, :, half:] = other.cpu().numpy()[:, :, half:]
+        joined[:, :, half - 1 : half + 1] = 255
+        return joined
 
     def _status(self, force: bool = False) -> None:
-        now = time.monotonic()
+        now = self._now()
         if not force and now - self._last_status < 1.0:
             return
         self._last_status = now
         pace = self._pace
-        shown = 0.0 if self._paused or not pace.work else min(1 / pace.span, 1 / pace.work) * self.window
         self._emit(
             protocol.Status(
                 mode=self.source.mode, view=self._view, paused=self._paused, recording=self._recorder is not None,
-                warming=self._painter is None, fps=round(shown, 1), window=self.window, steps=pace.steps,
-                stride=pace.stride, dropped=pace.dropped + self._lost, work_ms=round(1000 * pace.work, 1),
-                note=pace.note,
+                warming=not self._warm, fps=round(0.0 if self._paused else pace.window / pace.period, 1),
+                window=pace.window, steps=pace.steps, stride=pace.stride, dropped=pace.dropped + self._lost,
+                work_ms=round(1000 * pace.work, 1), bound_ms=round(1000 * pace.bound, 1), note=pace.note,
             )
         )  # fmt: skip
 
@@ -407,6 +410,7 @@ class Session:
             self._recorder = Recorder(self._recordings, name, self.source.size, fps, self.source.description)
 
     def _stop_recording(self) -> None:
+        """Finishes the files; a window that is being painted is not in them."""
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return

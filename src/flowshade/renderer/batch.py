@@ -1,4 +1,4 @@
-"""Several streams in one call: one batch through the networks, each stream with a past, a prompt and a time of its own."""
+"""Several streams in one call: one batch through the networks, each with its own past, prompt and time."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ def push_together(
         ValueError: no streams, one of them twice or without a prompt, or windows that differ in frames or size.
     """
     _check(streams, windows)
-    each = [
-        pad_planes(stream.encode(window), renderer.pixel_multiple) for stream, window in zip(streams, windows)
-    ]
+    each = [pad_planes(stream.encode(window), renderer.pixel_multiple) for stream, window in zip(streams, windows)]
     planes = Planes(
         values=torch.cat([part.values for part in each]), present=torch.cat([part.present for part in each])
     )
@@ -106,7 +104,9 @@ def _joined_text(streams: Sequence[Stream]) -> TextMemory:
     layers = []
     for parts in zip(*(text.layers for text in texts)):
         present = [part for part in parts if part is not None]
-        layers.append(KeysValues(*(_padded(present, name, longest) for name in ("keys", "values"))) if present else None)
+        layers.append(
+            KeysValues(*(_padded(present, name, longest) for name in ("keys", "values"))) if present else None
+        )
     masks = [
         torch.ones(1, 1, 1, length, dtype=torch.bool, device=streams[0].device) if text.mask is None else text.mask
         for text, length in zip(texts, lengths)
@@ -116,9 +116,9 @@ def _joined_text(streams: Sequence[Stream]) -> TextMemory:
     return TextMemory(tuple(layers), mask, torch.cat(pooled) if pooled else None)
 
 
-def _padded(parts: Sequence[KeysValues], name: str, length: int) -> Tensor:
-    values = [getattr(part, name) for part in parts]  # [1, H, S, D] each
-    return torch.cat([F.pad(value, (0, 0, 0, length - value.shape[2])) for value in values])
+def _padded(parts: Sequence[Tensor], length: int) -> Tensor:
+    """Joins [1, H, S, D] of different S."""
+    return torch.cat([F.pad(part, (0, 0, 0, length - part.shape[2])) for part in parts])
 
 
 def _joined_suns(streams: Sequence[Stream]) -> Tensor | None:

@@ -90,7 +90,8 @@ class PromptEncoder:
         count = self.count_tokens(text)
         if count > MAX_TOKENS:
             raise PromptError(
-                f"the prompt has {count} tokens and the encoder takes {MAX_TOKENS}: shorten it (it begins {text[:60]!r})."
+                f"the prompt has {count} tokens and the encoder takes {MAX_TOKENS}: shorten it "
+                f"(it begins {text[:60]!r})."
             )
 
     def _one(self, text: str) -> Float[Tensor, "S 384"]:

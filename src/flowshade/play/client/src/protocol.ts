@@ -77,6 +77,7 @@ export interface Status {
   stride: number;
   dropped: number;
   work_ms: number;
+  bound_ms: number;
   note: string;
 }
 
