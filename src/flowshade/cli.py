@@ -310,6 +310,7 @@ def play(
     ),
     port: Annotated[int, arg(metavar="N", help="Where to listen.")] = 8765,
     token: Annotated[str | None, arg(metavar="TEXT", help="Players must give it: http://.../?token=TEXT")] = None,
+    push: Annotated[bool, arg(help="Also take windows of G-buffers from engines; see docs/play.md.")] = False,
 ) -> None:
     """Play in a world in the browser, and change its look by typing. Needs: pip install 'flowshade[play]'."""
     from flowshade.play.launch import Launch, run
@@ -317,6 +318,7 @@ def play(
     launch = Launch(
         world=world, seed=seed, mjcf=mjcf, clip=clip, model=model, size=None if size is None else _parse_size(size),
         fps=fps, steps=steps, window=window, sessions=sessions, device=device, host=host, port=port, token=token,
+        push=push,
     )  # fmt: skip
     run(launch, announce=lambda address: print(f"playing at {address} (Ctrl+C ends it)", flush=True))
 

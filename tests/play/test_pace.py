@@ -105,7 +105,7 @@ def test_a_burst_of_load_passes_and_quality_comes_back(tmp_path: Path) -> None:
 
     game = Game(tmp_path, cost).play(until=240)
     before, during, after = game.longest(20, 55), game.longest(70, 115), game.longest(180, 235)
-    assert game.longest(0, 235) < 2.1, "at its worst when the load begins: two windows of four slow steps"
+    assert game.longest(0, 235) < 3.0, "at its worst, before the load is believed: three windows of four slow steps"
     assert during < 0.7 and after <= before + 0.005
     loaded = [status for status in game.statuses if status.note]
     assert "1 of 4 steps" in loaded[-1].note or "2 of 4 steps" in loaded[-1].note

@@ -251,3 +251,35 @@ def test_a_session_that_fails_tells_its_player_and_leaves_others_alone(
         problem = broken.message("problem")
         assert problem["code"] == "session_failed" and problem["fatal"]
         fine.frame()
+
+
+def test_a_session_without_input_ends_and_one_with_input_does_not(models: Models, server: PlayServer) -> None:
+    limits = Limits(sessions=2, idle_seconds=1.0)
+    config = PlayConfig(open_source=server.config.open_source, recordings=server.config.recordings, limits=limits)
+    with TestClient(PlayServer(config, models).app) as client:
+        with client.websocket_connect("/ws") as a, client.websocket_connect("/ws") as b:
+            idle, busy = Player(a), Player(b)
+            idle.hello()
+            busy.hello()
+            ended = None
+            for number in range(1, 2000):
+                busy.say("input", id=number)
+                busy.frame()
+                got = idle.receive()
+                if isinstance(got, dict) and got["type"] == "problem":
+                    ended = got
+                    break
+            assert ended is not None and ended["code"] == "idle" and ended["fatal"]
+            busy.frame()
+        assert client.get("/health").json()["version"] == VERSION
+
+
+def test_acks_alone_do_not_keep_a_session(models: Models, server: PlayServer) -> None:
+    """A page that is left open shows frames and confirms them; nobody plays."""
+    limits = Limits(idle_seconds=0.5)
+    config = PlayConfig(open_source=server.config.open_source, recordings=server.config.recordings, limits=limits)
+    with TestClient(PlayServer(config, models).app) as client, client.websocket_connect("/ws") as socket:
+        player = Player(socket)
+        player.hello()
+        player.frame()
+        assert player.message("problem")["code"] == "idle"

@@ -18,6 +18,8 @@ from flowshade.world import WORLDS, WorldError
 CPU_SIZE = (144, 256)
 """What two cores paint at about ten frames a second."""
 GPU_SIZE = (480, 832)
+PUSH_BYTES = 2**28
+"""Of a pushed window: 16 frames of four streams at 480x832 and more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,8 @@ class Launch:
     host: str = "127.0.0.1"
     port: int = 8765
     token: str | None = None
+    push: bool = False
+    """Whether engines may push windows of their own."""
 
     @property
     def fixed(self) -> bool:
@@ -92,8 +96,10 @@ def run(launch: Launch, announce: Callable[[str], None]) -> None:
         worlds=() if launch.fixed else tuple(WORLDS),
         window=launch.window,
         token=launch.token,
-        limits=Limits(sessions=launch.sessions),
+        limits=Limits(sessions=launch.sessions, push_bytes=PUSH_BYTES if launch.push else 0),
     )
+    if launch.push:
+        announce(f"ws://{launch.host}:{launch.port}/push")
     query = "" if launch.token is None else f"?token={launch.token}"
     announce(f"http://{launch.host}:{launch.port}/{query}")
     serve(config, models, host=launch.host, port=launch.port)

@@ -8,8 +8,8 @@ World time follows the clock. When making a window takes longer than showing it,
 4. the clock: once a window covers `LONGEST_SPAN` seconds, the world runs in slow motion.
 
 When there is room again, the same way back, one thing at a time; a step back that does not hold is tried again later
-and later. Nothing queues: one window is traced while one is painted, an input waits for the next to begin and is answered
-within `Pace.bound` seconds, whatever the load. Frames that a player cannot take are replaced by newer ones
+and later. Nothing queues: one window is traced while one is painted, an input waits for the next to begin and is
+answered within `Pace.bound` seconds, whatever the load. Frames that a player cannot take are replaced by newer ones
 (`FrameQueue`), and jumps and throws that waited longer than `STALE_SECONDS` are forgotten.
 """
 

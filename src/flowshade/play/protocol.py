@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
@@ -22,6 +23,8 @@ VERSION = 1
 
 LONGEST_PROMPT = 1000
 """Characters."""
+
+LONGEST_LIST = 64
 
 GENERATED, REFERENCE, SPLIT = "generated", "reference", "split"
 VIEWS = (GENERATED, *CHANNELS, REFERENCE, SPLIT)
@@ -190,17 +193,21 @@ class Problem:
 
 ClientMessage = Hello | Input | SetLook | SetView | Command | Ack
 ServerMessage = Welcome | Status | Recorded | Problem
-_CLIENT: dict[str, type] = {kind.type: kind for kind in get_args(ClientMessage)}
+Message = Any
+"""An instance of one of the kinds that were asked for."""
+Kinds = Mapping[str, type]
+"""Kinds of messages by their `type`."""
+CLIENT_KINDS: Kinds = {kind.type: kind for kind in get_args(ClientMessage)}
 _HEADER = struct.Struct("<I")
 
 
-def encode(message: ServerMessage | ClientMessage | FrameHeader) -> str:
+def encode(message: Message) -> str:
     """A message as JSON."""
     return json.dumps({"type": message.type, **dataclasses.asdict(message)}, separators=(",", ":"))
 
 
-def decode(text: str) -> ClientMessage:
-    """Reads what a browser sent; every field is checked.
+def decode(text: str, kinds: Kinds = CLIENT_KINDS) -> Message:
+    """Reads what a browser (or an engine, with other `kinds`) sent; every field is checked.
 
     Raises:
         ProtocolError: it is no JSON object, of no known type, or has fields that are missing, unknown or out of range.
@@ -209,9 +216,9 @@ def decode(text: str) -> ClientMessage:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ProtocolError("got a message that is not JSON; expected an object with a type.") from error
-    if not isinstance(values, dict) or not isinstance(values.get("type"), str) or values["type"] not in _CLIENT:
-        raise ProtocolError(f"got no known message; expected an object whose type is one of {', '.join(_CLIENT)}.")
-    kind = _CLIENT[values.pop("type")]
+    if not isinstance(values, dict) or not isinstance(values.get("type"), str) or values["type"] not in kinds:
+        raise ProtocolError(f"got no known message; expected an object whose type is one of {', '.join(kinds)}.")
+    kind = kinds[values.pop("type")]
     hints = _fields(kind)
     required = {f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING}
     unknown, missing = set(values) - set(hints), required - set(values)
@@ -244,6 +251,12 @@ def _fields(kind: type) -> dict[str, Any]:
 
 
 def _check(kind: str, name: str, hint: Any, value: Any) -> Any:
+    if get_origin(hint) is list and isinstance(value, list) and len(value) <= LONGEST_LIST:
+        return [_check(kind, name, get_args(hint)[0], each) for each in value]
+    return _check_one(kind, name, hint, value)
+
+
+def _check_one(kind: str, name: str, hint: Any, value: Any) -> Any:
     if isinstance(hint, UnionType):
         if value is None:
             return None
@@ -265,7 +278,12 @@ def _check(kind: str, name: str, hint: Any, value: Any) -> Any:
         "int": "a whole number from 0",
         "str": f"at most {LONGEST_PROMPT} letters",
     }
-    raise ProtocolError(f"{kind}.{name} cannot be {value!r:.80}; expected {limits.get(hint.__name__, hint.__name__)}.")
+    wanted = limits.get(hint.__name__, hint.__name__)
+    raise ProtocolError(f"{kind}.{name} cannot be {_short(value)}; expected {wanted}.")
+
+
+def _short(value: object) -> str:
+    return repr(value)[:80]
 
 
 # For the client's compiler --------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import hmac
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,10 +18,11 @@ from fastapi.staticfiles import StaticFiles
 
 from flowshade.errors import FlowshadeError
 from flowshade.play import protocol
-from flowshade.play.errors import ProtocolError
+from flowshade.play.link import Limits, Link, Refused
 from flowshade.play.pace import FrameQueue, TimedFrame
 from flowshade.play.painting import Models
-from flowshade.play.protocol import Ack, Hello, Problem, Welcome
+from flowshade.play.protocol import CLIENT_KINDS, Ack, Hello, Problem, Welcome
+from flowshade.play.push import PushConnection
 from flowshade.play.session import Session
 from flowshade.play.sources import Source
 from flowshade.renderer.styles import NEUTRAL, load_styles
@@ -30,23 +31,6 @@ from flowshade.types import FRAMES_PER_LATENT
 log = logging.getLogger(__name__)
 
 STATIC = Path(__file__).with_name("static")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What players may ask of a server."""
-
-    sessions: int = 8
-    message_bytes: int = 16_384
-    messages_a_second: float = 200.0
-    burst: float = 400.0
-    idle_seconds: float = 900.0
-    """A session without any input for this long ends."""
-    hello_seconds: float = 10.0
-    unshown_frames: int = 12
-    """Frames on their way to a browser that it has not confirmed; further ones give way to newer ones."""
-    unshown_seconds: float = 0.25
-    """The same when two frames or more have been on their way for so long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,28 +50,6 @@ class PlayConfig:
     origins: tuple[str, ...] = ()
     """Further origins whose pages may connect, such as https://example.org."""
     limits: Limits = field(default_factory=Limits)
-
-
-class _Rate:
-    """A token bucket."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits, self._left, self._at = limits, limits.burst, time.monotonic()
-
-    def take(self) -> bool:
-        now = time.monotonic()
-        self._left = min(self._limits.burst, self._left + (now - self._at) * self._limits.messages_a_second)
-        self._at = now
-        self._left -= 1
-        return self._left >= 0
-
-
-class _Refused(Exception):
-    """The connection must end; carries what the player is told."""
-
-    def __init__(self, code: str, text: str) -> None:
-        super().__init__(text)
-        self.problem = Problem(code=code, text=text, fatal=True)
 
 
 class _Outbox:
@@ -138,11 +100,10 @@ class _Outbox:
 class _Connection:
     """One socket: its session, and what has been sent and confirmed."""
 
-    def __init__(self, socket: WebSocket, server: PlayServer) -> None:
-        self._socket, self._server = socket, server
+    def __init__(self, link: Link, server: PlayServer) -> None:
+        self._link, self._socket, self._server = link, link.socket, server
         self._limits = server.config.limits
         self._outbox = _Outbox(asyncio.get_running_loop(), self._limits)
-        self._rate = _Rate(self._limits)
         self._heard = time.monotonic()
 
     async def serve(self, name: str) -> None:
@@ -151,38 +112,31 @@ class _Connection:
             session = await self._begin(name)
             self._server.sessions[name] = session
             await self._exchange(session)
-        except _Refused as refused:
-            await self._end(refused.problem)
+        except Refused as refused:
+            await self._link.end(refused.problem)
         except WebSocketDisconnect:
             pass
         except FlowshadeError as error:
-            await self._end(Problem(code="refused", text=str(error), fatal=True))
+            await self._link.end(Problem(code="refused", text=str(error), fatal=True))
         finally:
             if session is not None:
                 session.close()
                 await asyncio.to_thread(session.join, 30)
 
-    async def _end(self, problem: Problem) -> None:
-        try:
-            await self._socket.send_text(protocol.encode(problem))
-            await self._socket.close(1008, problem.code)
-        except (RuntimeError, WebSocketDisconnect):
-            log.debug("the player had gone before it could be told: %s", problem.text)
-
     async def _begin(self, name: str) -> Session:
         try:
             hello = await asyncio.wait_for(self._receive(), self._limits.hello_seconds)
         except TimeoutError as error:
-            raise _Refused("no_hello", "no hello came; send it first.") from error
+            raise Refused("no_hello", "no hello came; send it first.") from error
         if not isinstance(hello, Hello):
-            raise _Refused("no_hello", f"got {hello.type!r} first; expected hello.")
+            raise Refused("no_hello", f"got {hello.type!r} first; expected hello.")
         if hello.version != protocol.VERSION:
-            raise _Refused(
+            raise Refused(
                 "version", f"the page speaks version {hello.version}, the server {protocol.VERSION}; load it anew."
             )
         config = self._server.config
         if hello.world is not None and hello.world not in config.worlds:
-            raise _Refused("world", f"unknown world {hello.world!r}; expected one of {', '.join(config.worlds)}.")
+            raise Refused("world", f"unknown world {hello.world!r}; expected one of {', '.join(config.worlds)}.")
         source = await asyncio.to_thread(config.open_source, hello.world, hello.seed)
         prompt = config.prompt if hello.prompt is None else hello.prompt
         style = hello.style if hello.style in self._server.styles else config.style
@@ -217,7 +171,7 @@ class _Connection:
         while True:
             item = await self._outbox.next()
             if isinstance(item, Problem) and item.fatal:
-                raise _Refused(item.code, item.text)
+                raise Refused(item.code, item.text)
             if not isinstance(item, TimedFrame):
                 await self._socket.send_text(protocol.encode(item))
                 continue
@@ -232,35 +186,23 @@ class _Connection:
                 continue
             self._heard = time.monotonic()
             if isinstance(message, Hello):
-                raise _Refused("second_hello", "got a second hello; open another connection for another session.")
+                raise Refused("second_hello", "got a second hello; open another connection for another session.")
             try:
                 session.take(message)
             except FlowshadeError as error:
                 self._outbox.put(Problem(code="refused", text=str(error), fatal=False))
 
     async def _receive(self) -> protocol.ClientMessage:
-        received = await self._socket.receive()
-        if received["type"] == "websocket.disconnect":
-            raise WebSocketDisconnect(received.get("code", 1005))
-        text = received.get("text")
-        if text is None:
-            raise _Refused("malformed", "got a binary message; expected text.")
-        if len(text) > self._limits.message_bytes:
-            raise _Refused("too_large", f"got {len(text)} letters; at most {self._limits.message_bytes} are taken.")
-        if not self._rate.take():
-            raise _Refused("too_fast", f"more than {self._limits.messages_a_second:.0f} messages a second came.")
-        try:
-            return protocol.decode(text)
-        except ProtocolError as error:
-            raise _Refused("malformed", str(error)) from error
+        message = await self._link.receive(CLIENT_KINDS)
+        if isinstance(message, bytes):
+            raise Refused("malformed", "got a binary message; expected text.")
+        return message
 
     async def _idle(self) -> None:
         while True:
             left = self._heard + self._limits.idle_seconds - time.monotonic()
             if left <= 0:
-                raise _Refused(
-                    "idle", f"nothing was pressed for {self._limits.idle_seconds:.0f} s; load the page anew."
-                )
+                raise Refused("idle", f"nothing was pressed for {self._limits.idle_seconds:.0f} s; load the page anew.")
             await asyncio.sleep(left)
 
 
@@ -274,7 +216,8 @@ class PlayServer:
         self._names = itertools.count(1)
         self._open = 0
         self.app = FastAPI(title="Flowshade play", docs_url=None, redoc_url=None, openapi_url=None)
-        self.app.websocket("/ws")(self._socket)
+        self.app.websocket("/ws")(self._play)
+        self.app.websocket("/push")(self._push)
         self.app.get("/health")(self._health)
         self.app.get("/recordings/{name}")(self._recording)
         self.app.mount("/", StaticFiles(directory=STATIC, html=True, check_dir=False))
@@ -286,24 +229,36 @@ class PlayServer:
     def _knows(self, token: str | None) -> bool:
         return self.config.token is None or hmac.compare_digest((token or "").encode(), self.config.token.encode())
 
-    async def _socket(self, socket: WebSocket) -> None:
+    async def _play(self, socket: WebSocket) -> None:
+        async def serve(link: Link) -> None:
+            name = str(next(self._names))
+            try:
+                await _Connection(link, self).serve(name)
+            finally:
+                self.sessions.pop(name, None)
+
+        await self._admit(socket, serve)
+
+    async def _push(self, socket: WebSocket) -> None:
+        await self._admit(socket, lambda link: PushConnection(link, self.models, self.config.model_name).serve())
+
+    async def _admit(self, socket: WebSocket, serve: Callable[[Link], Awaitable[None]]) -> None:
+        """Lets in who may come, as long as there are places."""
         allowed = self._allowed(socket.headers.get("origin"), socket.headers.get("host"))
         if not allowed or not self._knows(socket.query_params.get("token")):
             await socket.close(1008)  # before it is accepted: answers 403
             return
         await socket.accept()
+        link = Link(socket, self.config.limits)
         if self._open >= self.config.limits.sessions:
             text = f"all {self.config.limits.sessions} places are taken; try again later."
-            await socket.send_text(protocol.encode(Problem(code="full", text=text, fatal=True)))
-            await socket.close(1013, "full")
+            await link.end(Problem(code="full", text=text, fatal=True))
             return
-        name = str(next(self._names))
         self._open += 1
         try:
-            await _Connection(socket, self).serve(name)
+            await serve(link)
         finally:
             self._open -= 1
-            self.sessions.pop(name, None)
 
     async def _health(self) -> JSONResponse:
         return JSONResponse({"sessions": self._open, "version": protocol.VERSION})
@@ -321,6 +276,6 @@ def serve(config: PlayConfig, models: Models, *, host: str = "127.0.0.1", port: 
 
     app = PlayServer(config, models).app
     try:
-        uvicorn.run(app, host=host, port=port, log_level="warning", ws_max_size=config.limits.message_bytes * 4)
+        uvicorn.run(app, host=host, port=port, log_level="warning", ws_max_size=config.limits.largest_message)
     finally:
         models.close()

@@ -104,9 +104,9 @@ def _joined_text(streams: Sequence[Stream]) -> TextMemory:
     layers = []
     for parts in zip(*(text.layers for text in texts)):
         present = [part for part in parts if part is not None]
-        layers.append(
-            KeysValues(*(_padded(present, name, longest) for name in ("keys", "values"))) if present else None
-        )
+        keys = _padded([part.keys for part in present], longest) if present else None
+        values = _padded([part.values for part in present], longest) if present else None
+        layers.append(None if keys is None or values is None else KeysValues(keys, values))
     masks = [
         torch.ones(1, 1, 1, length, dtype=torch.bool, device=streams[0].device) if text.mask is None else text.mask
         for text, length in zip(texts, lengths)

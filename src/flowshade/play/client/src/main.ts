@@ -311,6 +311,7 @@ function showHud(): void {
   while (shownAt.length && shownAt[0]! < performance.now() - 2000) shownAt.shift();
   const rows: [string, string][] = [
     ["FPS", (shownAt.length / 2).toFixed(1)], ["input to picture", at(0.5)], ["p95", at(0.95)],
+    ["server, at most", `${Math.round(status.bound_ms)} ms`],
     ["window", `${status.window} frames`], ["steps", String(status.steps)], ["model", welcome.model],
     ["dropped", String(status.dropped + skipped)],
   ];
