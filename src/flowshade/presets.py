@@ -86,7 +86,7 @@ def compact_training() -> TrainConfig:
             StageConfig(name="regression", steps=4000, seconds=120, batch=4, learning_rate=6e-4),
             StageConfig(name="flow", steps=10000, seconds=150, batch=6, learning_rate=5e-4),
             StageConfig(
-                name="rollout", steps=20000, seconds=1150, batch=24, learning_rate=6e-4, drop=0.25, drop_sun=0.6
+                name="rollout", steps=20000, seconds=1150, batch=24, learning_rate=5e-4, drop=0.25, drop_sun=0.6
             ),
         ),
         clips=ClipSpec(),

@@ -20,8 +20,11 @@ from flowshade.errors import FlowshadeError
 from flowshade.gbuffer.look import LOOKS, Look, sample_look
 from flowshade.renderer.prompt import CaptionBank, PromptEncoder
 
-CANONICAL_SHARE = 0.3
+CANONICAL_SHARE = 0.5
 """How often training asks for one of the canonical looks, which people ask for by name."""
+
+EMPHASIS = {"night": 3.0, "fog": 2.0, "snow": 2.0, "underwater": 2.0}
+"""How much more often than the others the canonical looks that are hardest to learn are asked for."""
 
 WORLDS_DESCRIBED = 40
 """Worlds of each kind whose descriptions go into the captions."""
@@ -41,7 +44,8 @@ class LookBank:
         """A random look whose captions fit a kind of world; `CANONICAL_SHARE` of the time one that fits all."""
         canonical = rng.random() < CANONICAL_SHARE
         fitting = [index for index, of in enumerate(self.kinds) if of == (None if canonical else kind)]
-        return fitting[rng.integers(len(fitting))]
+        weights = np.array([_emphasis(self.looks[index]) if canonical else 1.0 for index in fitting])
+        return int(rng.choice(fitting, p=weights / weights.sum()))
 
     def save(self, path: Path) -> None:
         content = {
@@ -109,6 +113,10 @@ def world_descriptions(kinds: Sequence[str], worlds: int = WORLDS_DESCRIBED) -> 
         kind: {text for seed in range(worlds) for text in make_world(kind, seed).descriptions} for kind in kinds
     }
     return {kind: sorted(texts) for kind, texts in gathered.items()}
+
+
+def _emphasis(look: Look) -> float:
+    return next((factor for name, factor in EMPHASIS.items() if LOOKS[name] == look), 1.0)
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
