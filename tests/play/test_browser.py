@@ -38,11 +38,11 @@ def free_port() -> int:
 class Served:
     """`flowshade play` in a process that can be killed and started again on the same port."""
 
-    def __init__(self, model: Path, room: Path) -> None:
+    def __init__(self, model: str, room: Path, size: str = "48x80") -> None:
         self.port = free_port()
         self._arguments = [
-            sys.executable, "-m", "flowshade.cli", "play", "--mjcf", str(room), "--model", str(model),
-            "--size", "48x80", "--device", "cpu", "--port", str(self.port),
+            sys.executable, "-m", "flowshade.cli", "play", "--mjcf", str(room), "--model", model,
+            "--size", size, "--device", "cpu", "--port", str(self.port),
         ]  # fmt: skip
         self.start()
 
@@ -70,7 +70,7 @@ class Served:
 def served(debug_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     room = tmp_path_factory.mktemp("world") / "room.xml"
     room.write_text(ROOM)
-    served = Served(debug_model, room)
+    served = Served(str(debug_model), room)
     yield served
     served.kill()
 
@@ -185,3 +185,27 @@ def test_the_page_comes_back_after_the_server_was_killed(page: Any, served: Serv
     page.wait_for_function("() => document.getElementById('message').textContent === ''", timeout=60_000)
     first = int(page.get_attribute("#picture", "data-frame"))
     shows(page, f"Number(d.frame) > {first + 4}")
+
+
+def test_a_typed_night_is_darker_and_a_typed_day_bright_again(browser: Any, tmp_path: Path) -> None:
+    """The compact model, on a small picture: the prompt does what it says."""
+    room = tmp_path / "room.xml"
+    room.write_text(ROOM)
+    served = Served("compact", room, "64x112")
+    page = browser.new_page()
+    try:
+        page.goto(f"{served.address}?prompt=&style=original")
+        shows(page, "d.view === 'generated'")
+        means = []
+        for look, words in enumerate(
+            ["Bright sun, a clear sky, clear air, dry ground.", "Night, moonlight, dim lamps, dry ground."] * 2, 1
+        ):
+            page.fill("#prompt", words)
+            page.keyboard.press("Enter")
+            shows(page, f"d.look === '{look}'")
+            means.append(sum(settled(page)[0::4]) / (64 * 112))
+        day, night, day_again, night_again = means
+        assert night < 0.6 * day and night_again < 0.6 * day_again
+    finally:
+        page.close()
+        served.kill()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +285,41 @@ def test_acks_alone_do_not_keep_a_session(models: Models, server: PlayServer) ->
         player.hello()
         player.frame()
         assert player.message("problem")["code"] == "idle"
+
+
+def threads_of_play() -> int:
+    return sum(thread.name.startswith("flowshade-session") for thread in threading.enumerate())
+
+
+def test_eight_at_once_see_their_own_worlds_and_leave_nothing_behind(models: Models, tmp_path: Path) -> None:
+    """Every world is of one colour; a short soak, benchmarks/play.py has the long one."""
+    colours = [(0.9 if k & 1 else 0.1, 0.9 if k & 2 else 0.1, 0.9 if k & 4 else 0.1) for k in range(8)]
+
+    def open_source(kind: str | None, seed: int | None) -> Source:
+        assert seed is not None
+        path = tmp_path / f"{seed}.xml"
+        red, green, blue = colours[seed]
+        path.write_text(ROOM.replace("0.4 0.6 0.3", f"{red} {green} {blue}"))
+        return WorldSource(open_world(path, 0, 30.0), size=SIZE, threads=1)
+
+    server = PlayServer(PlayConfig(open_source=open_source, limits=Limits(sessions=8)), models)
+    models.batches.clear()
+    with TestClient(server.app) as client, ExitStack() as stack:
+        players = [Player(stack.enter_context(client.websocket_connect("/ws"))) for _ in colours]
+        for seed, player in enumerate(players):
+            player.hello(seed=seed)
+        last = [0] * len(players)
+        for turn in range(12):
+            for seed, player in enumerate(players):
+                player.say("input", id=turn + 1, yaw=0.05)
+                if turn == 8:
+                    player.say("set_view", view="albedo")
+                header, picture = player.frame() if turn < 8 else player.frame(view="albedo")
+                assert header.id > last[seed]
+                last[seed] = header.id
+                if turn >= 8:
+                    ground = picture[-6:].reshape(-1, 3).mean(0) / 255
+                    assert ((ground > 0.6) == (np.array(colours[seed]) > 0.5)).all(), seed
+        assert len(server.sessions) == 8 and threads_of_play() == 8
+    assert max(models.batches) > 1, "some were painted together"
+    assert not server.sessions and threads_of_play() == 0
