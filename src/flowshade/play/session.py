@@ -121,8 +121,8 @@ class Session:
         self._view, self._fallback = GENERATED, True
         self._paused = self._closing = False
         self._tick = self._frame = 0
-        self._lost = 0
-        self._next_due = 0.0
+        self._dropped = self._lost = 0
+        self._next_due = self._painted_at = 0.0
         self._recorder: Recorder | None = None
         self._canvas = Canvas()
         self._painting: _Window | None = None
@@ -240,8 +240,10 @@ class Session:
             if not self.ready and seconds > 0:
                 self._wake.wait(seconds)
 
-    def _nudge(self, _: object) -> None:
+    def _note_painted(self, _: object) -> None:
+        """From the painting thread."""
         with self._wake:
+            self._painted_at = self._now()
             self._wake.notify_all()
 
     def _obey(self) -> None:
@@ -283,7 +285,7 @@ class Session:
             gbuffer=gbuffer, references=references, view=seen, split=seen == SPLIT, shown=shown, look=look,
             tick=self._tick, stride=stride, tracing=tracing, submitted=self._now(), pictures=pictures,
         )  # fmt: skip
-        pictures.add_done_callback(self._nudge)
+        pictures.add_done_callback(self._note_painted)
         self._collect()
 
     def _collect(self, *, wait: bool = False) -> None:
@@ -293,7 +295,8 @@ class Session:
             return
         self._painting = None
         pictures = window.pictures.result()
-        painting = self._now() - window.submitted
+        painting = self._painted_at - window.submitted
+        self._dropped += len(pictures) * (window.stride - 1)
         if window.split:
             pictures = self._beside_reference(pictures, window)
         if self._recorder is not None:
@@ -398,7 +401,7 @@ class Session:
             protocol.Status(
                 mode=self.source.mode, view=self._view, paused=self._paused, recording=self._recorder is not None,
                 warming=not self._warm, fps=round(0.0 if self._paused else pace.window / pace.period, 1),
-                window=pace.window, steps=pace.steps, stride=pace.stride, dropped=pace.dropped + self._lost,
+                window=pace.window, steps=pace.steps, stride=pace.stride, dropped=self._dropped + self._lost,
                 work_ms=round(1000 * pace.work, 1), bound_ms=round(1000 * pace.bound, 1), note=pace.note,
             )
         )  # fmt: skip
