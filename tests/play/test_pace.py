@@ -90,8 +90,8 @@ def test_an_input_is_answered_within_two_windows_however_slow_the_renderer(
     tmp_path: Path, step_seconds: float, window: int
 ) -> None:
     game = Game(tmp_path, lambda steps, frames, _: step_seconds * steps * (0.5 + frames / 8), window=window)
-    game.play(until=150)
-    early, late = game.longest(40, 80), game.longest(110, 145)
+    game.play(until=90)
+    early, late = game.longest(20, 45), game.longest(60, 85)
     bound = game.session._pace.bound
     assert late <= bound + 0.05, "what the HUD promises, and the player's own few milliseconds"
     assert late <= early + 0.02, "it does not grow"

@@ -281,8 +281,9 @@ class PushConnection:
             except TimeoutError as error:
                 raise Refused("idle", f"no window came for {self._link.limits.idle_seconds:.0f} s.") from error
             if isinstance(message, bytes):
-                number, windows = layout.unpack(message)
-                pictures = await asyncio.to_thread(self._models.paint, canvases, windows, steps)
+                number, windows = await asyncio.to_thread(layout.unpack, message)
+                painted = self._models.submit(canvases, windows, steps)
+                pictures = await asyncio.gather(*(asyncio.wrap_future(each) for each in painted))
                 await self._link.socket.send_bytes(pack_pictures(number, pictures))
             elif isinstance(message, PushLook):
                 caption = renderer.compose(message.prompt, message.style)

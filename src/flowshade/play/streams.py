@@ -206,15 +206,15 @@ class RemoteStreams:
         received = self._receive()
         if isinstance(received, bytes):
             raise PlayError("got binary data; expected push_welcome. Is this a push address?")
-        return json.loads(received)
+        return received
 
     def _hear(self) -> bytes:
         received = self._receive()
         if isinstance(received, bytes):
             return received
-        raise PlayError(f"got {received[:200]!r}; expected pictures.")
+        raise PlayError(f"got {str(received)[:200]}; expected pictures.")
 
-    def _receive(self) -> str | bytes:
+    def _receive(self) -> dict[str, Any] | bytes:
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -223,9 +223,12 @@ class RemoteStreams:
             raise PlayError(f"no answer for {self._timeout:.0f} s; give a longer timeout.") from error
         except ConnectionClosed as error:
             raise PlayError(f"the server closed the connection ({error}).") from error
-        if isinstance(received, str) and '"type":"problem"' in received:
-            raise PlayError(f"the server refused: {json.loads(received)['text']}")
-        return received
+        if isinstance(received, bytes):
+            return received
+        message = json.loads(received)
+        if message["type"] == "problem":
+            raise PlayError(f"the server refused: {message['text']}")
+        return message
 
 
 @contextmanager
