@@ -1,7 +1,7 @@
 """How fast `flowshade play` answers: frames a second, and the time from an input to the picture that shows it.
 
-    python benchmarks/play.py                                    # compact, 144x256 on a CPU, 480x832 on a GPU
-    python benchmarks/play.py --size 128x224 --load 2            # beside two busy processes
+    python benchmarks/play.py                                    # compact, 128x224 on a CPU, 480x832 on a GPU
+    python benchmarks/play.py --size 96x160 --load 2             # beside two busy processes
     python benchmarks/play.py --sessions 8 --model debug --size 48x80 --seconds 600 --memory memory.png
 
 Starts the server as a process and plays with headless clients on the same machine: every 16 ms an input, every frame
@@ -209,11 +209,14 @@ def wait_until_up(port: int, server: subprocess.Popen[bytes]) -> None:
             time.sleep(0.2)
 
 
-def watch(server: subprocess.Popen[bytes], clients: list[threading.Thread]) -> list[tuple[float, float]]:
-    """The server's memory over time, until all clients are done."""
+def watch(
+    server: subprocess.Popen[bytes], clients: list[threading.Thread], settled: float
+) -> list[tuple[float, float]]:
+    """The server's memory over time, once it is loaded, until all clients are done."""
     began, samples = time.monotonic(), []
     while any(client.is_alive() for client in clients):
-        samples.append((time.monotonic() - began, resident_mib(server.pid)))
+        if time.monotonic() - began > settled:
+            samples.append((time.monotonic() - began, resident_mib(server.pid)))
         clients[0].join(2.0)
         time.sleep(0.1)
     return samples
@@ -237,7 +240,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Result:
         threads = [threading.Thread(target=client.run, daemon=True) for client in clients]
         for thread in threads:
             thread.start()
-        memory = watch(server, threads)
+        memory = watch(server, threads, args.warm)
     finally:
         for process in busy:
             if process.pid is not None:

@@ -296,7 +296,7 @@ def play(
         str, arg(metavar="NAME", help="A model's name, or the path of its .safetensors file.")
     ] = "compact",
     size: Annotated[
-        str | None, arg(metavar="HxW", help="Height and width in pixels; by default 144x256, on a GPU 480x832.")
+        str | None, arg(metavar="HxW", help="Height and width in pixels; by default 128x224, on a GPU 480x832.")
     ] = None,
     fps: Annotated[float | None, arg(metavar="FPS", help="World ticks a second; by default 30, on a GPU 60.")] = None,
     steps: Annotated[int | None, arg(metavar="N", help="Denoising steps when there is time; default: the model's.")] = (

@@ -15,7 +15,7 @@ from flowshade.play.sources import ClipSource, Source, WorldSource, open_world
 from flowshade.types import FRAMES_PER_LATENT
 from flowshade.world import WORLDS, WorldError
 
-CPU_SIZE = (144, 256)
+CPU_SIZE = (128, 224)
 """What two cores paint at about ten frames a second."""
 GPU_SIZE = (480, 832)
 PUSH_BYTES = 2**28

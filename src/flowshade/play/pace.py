@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from flowshade.play.protocol import FrameHeader
 from flowshade.types import FRAMES_PER_LATENT
 
-LONGEST_SPAN = 1.0
-"""Seconds of world time that a window may cover."""
+LONGEST_SPAN = 0.6
+"""Seconds of world time that a window may cover: more would make inputs wait, and ticks cost time too."""
 STALE_SECONDS = 1.0
 """A jump or throw that could not be answered for so long is forgotten."""
 
