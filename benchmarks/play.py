@@ -57,7 +57,7 @@ class Client:
 
     def run(self) -> None:
         try:
-            with connect(f"ws://127.0.0.1:{self.port}/ws", max_size=None, compression=None) as ws:
+            with connect(f"ws://127.0.0.1:{self.port}/ws", max_size=None, compression=None, ping_interval=None) as ws:
                 self._play(ws)
         except Exception as error:  # noqa: BLE001 - shown in the report
             self.error = f"{type(error).__name__}: {error}"

@@ -276,6 +276,13 @@ def serve(config: PlayConfig, models: Models, *, host: str = "127.0.0.1", port: 
 
     app = PlayServer(config, models).app
     try:
-        uvicorn.run(app, host=host, port=port, log_level="warning", ws_max_size=config.limits.largest_message)
+        uvicorn.run(
+            app,
+            host=host,
+            port=port,
+            log_level="warning",
+            ws_max_size=config.limits.largest_message,
+            ws_ping_timeout=60.0,  # a busy machine answers late, and is still there
+        )
     finally:
         models.close()
