@@ -45,7 +45,11 @@ def windows_of(seed: int) -> list[GBuffer]:
     return windows
 
 
-def test_a_batch_equals_streams_one_by_one(renderer: Renderer) -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 2e-4), (torch.bfloat16, 0.05)])
+def test_a_batch_equals_streams_one_by_one(
+    renderer: Renderer, dtype: torch.dtype | None, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renderer, "autocast_dtype", dtype)
     together, alone = streams_of(renderer), streams_of(renderer)
     for turn in range(3):
         windows = windows_of(1000 + 10 * turn)
@@ -53,7 +57,7 @@ def test_a_batch_equals_streams_one_by_one(renderer: Renderer) -> None:
         for index, (stream, window) in enumerate(zip(alone, windows)):
             expected = stream.push(window, steps=2).rgb
             assert expected.std() > 0.05
-            torch.testing.assert_close(batch[index].rgb, expected, rtol=0, atol=2e-4)
+            torch.testing.assert_close(batch[index].rgb, expected, rtol=0, atol=tolerance)
     assert [stream.latent_index for stream in together] == [3, 4, 12]
 
 
