@@ -37,6 +37,9 @@ from websockets.sync.client import connect
 from flowshade.play.protocol import VERSION, unpack_frame
 from flowshade.provenance import hardware
 
+MOST_UNANSWERED = 32
+"""Inputs on their way; further ones are merged, as the page does. A merged input counts from its first part."""
+
 
 @dataclass
 class Client:
@@ -66,14 +69,16 @@ class Client:
         ws.send(json.dumps({"type": "hello", "version": VERSION, "seed": self.seed}))
         sent: dict[int, float] = {}
         last, generated, measuring = 0, 0.0, False
-        next_input, number = time.monotonic(), 0
+        next_input, number, wanted = time.monotonic(), 0, None
         while True:
             now = time.monotonic()
             if now >= next_input:
-                number += 1
                 next_input = max(next_input + 0.016, now)
-                ws.send(json.dumps({"type": "input", "id": number, "forward": 1.0, "yaw": 0.01}))
-                sent[number] = now
+                wanted = now if wanted is None else wanted
+                if len(sent) < MOST_UNANSWERED:
+                    number += 1
+                    ws.send(json.dumps({"type": "input", "id": number, "forward": 1.0, "yaw": 0.01}))
+                    sent[number], wanted = wanted, None
             try:
                 message = ws.recv(timeout=max(0.0, next_input - time.monotonic()))
             except TimeoutError:

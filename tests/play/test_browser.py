@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -133,6 +134,31 @@ def test_keys_move_the_camera_and_their_latency_is_shown(page: Any) -> None:
     page.keyboard.up("d")
     assert difference(before, moved) > 2
     page.wait_for_function("() => /input to picture\\d+ ms/.test(document.getElementById('hud').textContent)")
+
+
+def test_inputs_that_nobody_answers_are_merged(browser: Any, served: Served) -> None:
+    page = browser.new_page()
+    inputs: list[dict[str, Any]] = []
+
+    def sent(payload: str | bytes) -> None:
+        message = json.loads(payload)
+        if message["type"] == "input":
+            inputs.append(message)
+
+    page.on("websocket", lambda socket: socket.on("framesent", sent))
+    page.goto(served.address)
+    shows(page, "d.view === 'generated'")
+    page.focus("#picture")
+    page.keyboard.press("p")  # paused: no picture answers
+    page.wait_for_function("() => document.querySelector('[data-name=pause]').ariaPressed === 'true'")
+    before = len(inputs)
+    for _ in range(60):
+        page.keyboard.press("t", delay=20)
+    assert 2 <= len(inputs) - before <= 32
+    page.keyboard.press("p")
+    last = inputs[-1]["id"]
+    shows(page, f"Number(d.input) > {last}")
+    page.close()
 
 
 def test_one_key_swaps_the_view_and_a_prompt_changes_the_picture(page: Any) -> None:

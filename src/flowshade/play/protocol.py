@@ -7,6 +7,7 @@ length of a JSON `FrameHeader`, the header, and the picture. `typescript()` writ
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import struct
@@ -245,7 +246,9 @@ def unpack_frame(message: bytes) -> tuple[FrameHeader, bytes]:
     return FrameHeader(**values), message[_HEADER.size + length :]
 
 
+@functools.cache
 def _fields(kind: type) -> dict[str, Any]:
+    """Names and types of a message's fields; not to be changed."""
     hints = get_type_hints(kind)
     return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
 

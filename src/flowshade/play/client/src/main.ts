@@ -35,6 +35,8 @@ let pitch = 0;
 let jump = false;
 let threw = false;
 let dirty = false;
+let dirtySince: number | undefined;
+const mostUnanswered = 32; // further inputs are merged until a picture answers: nothing waits in a queue
 const sentAt = new Map<number, number>();
 const latencies: number[] = [];
 
@@ -46,10 +48,12 @@ const command = (action: Command["action"]): void => send({ type: "command", act
 const axis = (plus: string, minus: string): number => Number(held.has(plus)) - Number(held.has(minus));
 
 function flushInput(): void {
-  if (!dirty || !welcome) return;
+  if (dirty) dirtySince ??= performance.now();
+  if (!dirty || !welcome || sentAt.size >= mostUnanswered) return;
   dirty = false;
   inputId += 1;
-  sentAt.set(inputId, performance.now());
+  sentAt.set(inputId, dirtySince ?? performance.now());
+  dirtySince = undefined;
   send({
     type: "input", id: inputId, forward: axis("forward", "back"), right: axis("right", "left"), up: axis("up", "down"),
     fast: held.has("fast"), yaw, pitch, jump, throw: threw,
@@ -121,6 +125,7 @@ function connect(): void {
     welcome = undefined;
     held.clear();
     sentAt.clear();
+    dirtySince = undefined;
     if (stopped) return;
     message.textContent = "Connection lost; trying again";
     setTimeout(connect, retry);
