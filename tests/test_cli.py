@@ -260,3 +260,15 @@ def test_world_record_then_render(debug_model: Path, capsys) -> None:
     assert main(["world", "record", "city", "-o", "c"]) == 2
     assert "unknown world 'city'; expected one of street, hills, or the path" in capsys.readouterr().err
     assert files() == {"clip", "out.mp4", "out.json"}
+
+
+def test_render_takes_reader_flags_and_records_them(small_clip: Path, debug_model: Path, capsys) -> None:
+    command = ["render", str(small_clip), "-o", "out.mp4", "--model", str(debug_model), "--device", "cpu"]
+    assert main([*command, "--unit", "cm"]) == 2
+    assert "'unit' is not one of format" in capsys.readouterr().err
+    assert not Path("out.mp4").exists()
+    assert main(["convert", str(small_clip), "png", "--to", "png", "--frames", "4"]) == 0
+    command[1] = "png"
+    assert main([*command, "--normal-axes", "directx", "--depth-code", "far:100"]) == 0
+    record = json.loads(Path("out.json").read_text())
+    assert record["conventions"] == {"normal_axes": "directx", "depth_code": "far:100"}

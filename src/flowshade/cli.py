@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from flowshade.errors import FlowshadeError
 
@@ -21,10 +22,60 @@ if TYPE_CHECKING:
 app = tyro.extras.SubcommandApp()
 world_app = tyro.extras.SubcommandApp()
 
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What the files of a clip do not say about themselves; these go before gbuffer.json beside the clip."""
+
+    albedo_code: Annotated[Literal["srgb", "linear"] | None, arg(help="How albedo is stored.")] = None
+    normals: Annotated[
+        Literal["camera", "world", "depth", "skip"] | None,
+        arg(help="The space of normals; depth rebuilds them from depth, skip leaves them out."),
+    ] = None
+    normal_axes: Annotated[
+        Literal["opengl", "directx", "opencv"] | None,
+        arg(help="Of camera-space normals: opengl is Y up, Z to the viewer; directx Y down; opencv Y down, Z away."),
+    ] = None
+    normal_code: Annotated[
+        Literal["signed", "half"] | None, arg(help="Of floating-point normals: as they are, or (n+1)/2.")
+    ] = None
+    up: Annotated[Literal["x", "y", "z"] | None, arg(help="Of world-space normals: the axis that points up.")] = None
+    handedness: Annotated[Literal["right", "left"] | None, arg(help="Of world-space normals.")] = None
+    depth_kind: Annotated[
+        Literal["planar", "ray"] | None, arg(help="Along the optical axis, or distance to the camera's centre.")
+    ] = None
+    depth_code: Annotated[
+        str | None,
+        arg(
+            metavar="CODE",
+            help="linear, inverse:S, unit:METRES, far:METRES, disparity:K, reversed-z:NEAR[,FAR] or z-buffer:NEAR,FAR.",
+        ),
+    ] = None
+    order: Annotated[
+        Literal["rgb", "bgr"] | None, arg(help="Of planes in pictures and videos: bgr if red and blue are exchanged.")
+    ] = None
+    bits: Annotated[
+        int | None, arg(metavar="N", help="Bits that integers use, where a file's own are more (10 in a 16-bit PNG).")
+    ] = None
+    unit: Annotated[
+        str | None, arg(metavar="UNIT", help="Of linear distances: m, cm, mm, km, in, ft, or metres a unit.")
+    ] = None
+    fov: Annotated[float | None, arg(metavar="DEGREES", help="Horizontal field of view.")] = None
+    cameras: Annotated[Path | None, arg(metavar="JSON", help="The cameras file.")] = None
+    layer: Annotated[str | None, arg(metavar="NAME", help="The view layer of EXR files that hold several.")] = None
+
+    def stated(self) -> dict[str, Any]:
+        """What was given, as reader options."""
+        values = {name: value for name, value in vars(self).items() if value is not None}
+        return values | ({"cameras": str(self.cameras)} if self.cameras is not None else {})
+
+
 Device = Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda or cuda:N; auto takes a GPU when there is one.")]
 Fps = Annotated[float | None, arg(metavar="FPS", help="Frames a second; by default what the clip states.")]
 Format = Annotated[str | None, arg(metavar="NAME", help="Read it as this format instead of finding out.")]
 FrameCount = Annotated[int | None, arg(metavar="N", help="How many frames; by default all.")]
+NOTHING_STATED = Reading()
+ReadingFlags = Annotated[Reading, OmitArgPrefixes]
 Size = Annotated[str | None, arg(metavar="HxW", help="Height and width in pixels, such as 240x416.")]
 StylesFile = Annotated[Path | None, arg(metavar="FILE", help="A further styles file (TOML).")]
 
@@ -55,11 +106,23 @@ def inspect(
     format: Format = None,
     fps: Fps = None,
     sheet: Annotated[Path | None, arg(metavar="PNG", help="Also write a contact sheet of all channels.")] = None,
+    guess: Annotated[
+        bool, arg(help="Find out from the values what the files do not say: axes, spaces, depth, unit; with evidence.")
+    ] = False,
+    write: Annotated[bool, arg(help="With --guess: write the proposal to gbuffer.json beside the clip.")] = False,
+    reading: ReadingFlags = NOTHING_STATED,
 ) -> None:
     """Say what a clip holds: format, frames, size, channels found and missing, ranges, axes, warnings."""
-    from flowshade.gbuffer.io import inspect_clip
+    from flowshade.gbuffer.io import guess_conventions, inspect_clip
 
-    found = inspect_clip(path, format=format, fps=fps)
+    if write and not guess:
+        raise FlowshadeError("--write goes with --guess; give both to write what is proposed.")
+    if guess:
+        proposal = guess_conventions(path, format=format, **reading.stated())
+        print(proposal)
+        print(f"  wrote     {proposal.save()}" if write else "  Write it to gbuffer.json with --guess --write.")
+        return
+    found = inspect_clip(path, format=format, fps=fps, **reading.stated())
     print(found)
     if sheet is not None:
         found.save_sheet(sheet)
@@ -71,8 +134,12 @@ def convert(
     source: Annotated[Positional[Path], arg(metavar="SRC", help="A clip: a folder or a file.")],
     target: Annotated[Positional[Path], arg(metavar="DST", help="Where to write.")],
     to: Annotated[
-        Literal["clip", "png", "flash", "video"],
-        arg(help="clip: Flowshade's own, lossless; png: 16 bit; flash: upstream's windows; video: one a channel."),
+        Literal["clip", "exr", "png", "flash", "video", "upstream", "side-by-side"],
+        arg(
+            help="clip: Flowshade's own, lossless; exr: lossless, a part a channel, for Blender and Nuke; png: 16 bit; "
+            "flash: upstream's windows; video: one a channel; upstream: its dataset's layout; side-by-side: one MP4 to "
+            "look at."
+        ),
     ] = "clip",
     format: Format = None,
     fps: Fps = None,
@@ -80,6 +147,7 @@ def convert(
     start: Annotated[int, arg(metavar="N", help="First frame.")] = 0,
     frames: FrameCount = None,
     overwrite: Annotated[bool, arg(help="Replace DST if it exists.")] = False,
+    reading: ReadingFlags = NOTHING_STATED,
 ) -> None:
     """Convert a clip to another layout, window by window."""
     from flowshade.gbuffer import io
@@ -96,6 +164,7 @@ def convert(
             progress=progress,
             source_format=format,
             fps=fps,
+            **reading.stated(),
         )
     print(f"wrote {done.path}: {done.frames} frames of {', '.join(done.channels)} as {done.format}")
     for note in done.notes:
@@ -134,6 +203,7 @@ def render(
     format: Format = None,
     compare: Annotated[bool, arg(help="Also write OUT.compare.mp4: the buffers beside the result.")] = False,
     sheet: Annotated[bool, arg(help="Also write OUT.sheet.png: a few frames, their buffers and the result.")] = False,
+    reading: ReadingFlags = NOTHING_STATED,
 ) -> None:
     """Render a clip to a video in the look that a prompt and a style ask for. Writes OUT.json beside it."""
     from flowshade import report
@@ -153,6 +223,7 @@ def render(
         frames=frames,
         fps=fps,
         format=format,
+        conventions=reading.stated(),
         compare=compare,
         sheet=sheet,
     )

@@ -46,6 +46,8 @@ class RenderJob:
     frames: int | None = None
     fps: float | None = None
     format: str | None = None
+    conventions: dict[str, Any] = field(default_factory=dict)
+    """What is stated about the clip, by the names of `ClipConventions`."""
     compare: bool = False
     sheet: bool = False
 
@@ -81,7 +83,7 @@ def render_to_files(
     _check(job)
     timer = StageTimer(renderer.device)
     began = time.perf_counter()
-    with open_clip(job.clip, format=job.format, fps=job.fps) as clip:
+    with open_clip(job.clip, format=job.format, fps=job.fps, **job.conventions) as clip:
         if warn is not None:
             for text in _warnings(clip):
                 warn(text)
@@ -185,6 +187,7 @@ def _record(
     return {
         "clip": str(job.clip),
         "format": clip.info.format,
+        "conventions": job.conventions,
         "channels": list(clip.info.channels),
         "missing": list(clip.info.missing),
         "warnings": list(clip.info.warnings),

@@ -16,7 +16,7 @@ from flowshade.types import FRAMES_PER_LATENT
 from flowshade.world import WORLDS, WorldError
 
 CPU_SIZE = (128, 224)
-"""What two cores paint at about ten frames a second."""
+"""What two cores paint at about twelve frames a second."""
 GPU_SIZE = (480, 832)
 PUSH_BYTES = 2**28
 """Of a pushed window: 16 frames of four streams at 480x832 and more."""

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from flowshade.gbuffer.io.reader import ClipError
+from flowshade.gbuffer.io.errors import ClipError, reason
+from flowshade.gbuffer.io.limits import read_json
 from flowshade.types import Camera
 
 CAMERAS_FILE = "cameras.json"
@@ -42,10 +43,10 @@ def load_cameras(path: Path, numbers: Sequence[int] | None, frames: int, size: t
     Raises:
         ClipError: missing, not of this form, or of another size or other frames than the clip.
     """
-    if not path.exists():
+    if not path.is_file():
         raise ClipError(f"{path} is missing; expected a cameras file. Check the name given as cameras=...")
     try:
-        values = json.loads(path.read_text())
+        values = read_json(path)
         entries = values["cameras"]
         intrinsics = {
             _key(i, entry): [entry[name] for name in ("fx", "fy", "cx", "cy")] for i, entry in enumerate(entries)
@@ -54,8 +55,8 @@ def load_cameras(path: Path, numbers: Sequence[int] | None, frames: int, size: t
         stated = (int(values["height"]), int(values["width"])) if "height" in values else size
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ClipError(
-            f"{path} is not a cameras file ({type(error).__name__}: {error}); expected a list `cameras` with frame, "
-            "fx, fy, cx, cy, camera_to_world. Export it again."
+            f"{path} is not a cameras file ({type(error).__name__}: {reason(error)}); expected a list `cameras` with "
+            "frame, fx, fy, cx, cy, camera_to_world. Export it again."
         ) from error
     if stated != size:
         raise ClipError(
@@ -69,11 +70,17 @@ def load_cameras(path: Path, numbers: Sequence[int] | None, frames: int, size: t
         raise ClipError(
             f"{path} has {found} and the clip {frames} frames; expected one camera a frame. Export it again."
         )
-    camera = Camera(
-        intrinsics=torch.tensor([intrinsics[key] for key in keys], dtype=torch.float32),
-        pose=torch.tensor([poses[key] for key in keys], dtype=torch.float32),
-    )
-    return CameraFile(camera, float(values["fps"]) if "fps" in values else None)
+    try:
+        camera = Camera(
+            intrinsics=torch.tensor([intrinsics[key] for key in keys], dtype=torch.float32),
+            pose=torch.tensor([poses[key] for key in keys], dtype=torch.float32),
+        )
+        return CameraFile(camera, float(values["fps"]) if "fps" in values else None)
+    except (ValueError, TypeError) as error:
+        raise ClipError(
+            f"{path} holds cameras that are no numbers of the right shape ({reason(error)}); expected fx, fy, cx, cy "
+            "and a camera_to_world of four rows of four. Export it again."
+        ) from error
 
 
 def _key(index: int, entry: dict[str, Any]) -> int:

@@ -24,9 +24,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flowshade.gbuffer.io.conventions import ClipConventions
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.exr import ExrFile, read_exr, write_exr
 from flowshade.gbuffer.io.pictures import read_png, write_png
-from flowshade.gbuffer.io.reader import ClipError, ClipInfo, ClipReader, settle_fps, stack
+from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, settle_fps, stack
 from flowshade.gbuffer.view import to_uint8
 from flowshade.types import CHANNELS, Camera, GBuffer
 
@@ -101,7 +103,7 @@ class Manifest:
 class ClipFolderReader(ClipReader):
     """Reads Flowshade's own clip folder (see this module)."""
 
-    def __init__(self, path: Path, *, fps: float | None = None) -> None:
+    def __init__(self, path: Path, conventions: ClipConventions) -> None:
         self._path = path
         self._manifest = manifest = Manifest.load(path / MANIFEST)
         self._check_frames()
@@ -110,7 +112,7 @@ class ClipFolderReader(ClipReader):
             format="clip",
             frames=manifest.frames,
             size=manifest.size,
-            fps=settle_fps(fps, manifest.fps, []),
+            fps=settle_fps(conventions.fps, manifest.fps, []),
             channels=tuple(name for name in CHANNELS if name in manifest.channels),
             axes=AXES,
             has_camera=manifest.camera,

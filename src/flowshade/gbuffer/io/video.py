@@ -15,10 +15,11 @@ import torch
 from av.container import OutputContainer
 from av.video.reformatter import ColorRange, Colorspace, Interpolation
 from einops import rearrange
-from jaxtyping import UInt8
+from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
-from flowshade.gbuffer.io.reader import ClipError
+from flowshade.gbuffer.io.errors import ClipError, reason
+from flowshade.gbuffer.io.limits import check_picture
 from flowshade.types import Frames
 
 BT709 = 1
@@ -161,17 +162,26 @@ class VideoReader:
 
     Args:
         path: any video file that FFmpeg decodes.
+        deep: keep what a video of more than 8 bits has: pictures are then int32 up to `top`, which is 65535.
+        any_rate: take the frames of a video of variable rate one after another, whatever their times.
 
     Raises:
-        ClipError: not a video, no picture stream, rotated, or of variable frame rate.
+        ClipError: not a video, no picture stream, rotated, larger than `limits` allows, or of variable frame rate.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, deep: bool = False, any_rate: bool = False) -> None:
         self.path = Path(path)
         self._open()
         self.size = (self._stream.height, self._stream.width)
-        self.frames, self.fps = self._scan()
+        check_picture(self.path, self.size, 3, 2)
+        self.variable_rate = False
+        self.frames, self.fps = self._scan(any_rate)
         self.subsampled = "444" not in self.pixel_format and not self.pixel_format.startswith(("rgb", "bgr", "gbr"))
+        stored = self._stream.codec_context.format
+        self.bits = max((part.bits for part in stored.components), default=8) if stored is not None else 8
+        self.top = 65535 if deep and self.bits > 8 else 255
+        self._open()
+        self._check_upright()
         self._open()
 
     @property
@@ -184,49 +194,82 @@ class VideoReader:
     def _open(self) -> None:
         self.close()
         try:
-            self._container = av.open(str(self.path))
+            self._container = av.open(str(self.path), metadata_errors="replace")
         except av.error.FFmpegError as error:
             raise ClipError(
-                f"{self.path} cannot be opened as a video ({error}); expected MP4 or anything FFmpeg decodes. "
+                f"{self.path} cannot be opened as a video ({reason(error)}); expected MP4 or anything FFmpeg decodes. "
                 "It may be cut short: write it again."
             ) from error
         if not self._container.streams.video:
             raise ClipError(f"{self.path} has no picture stream; expected a video file.")
         self._stream = self._container.streams.video[0]
+        if self._stream.codec_context is None:
+            raise ClipError(f"{self.path} says no codec that is known; expected H.264 or anything FFmpeg decodes.")
         self._decoded = self._pictures()
         self._next = 0
 
-    def _scan(self) -> tuple[int, float]:
+    def _scan(self, any_rate: bool) -> tuple[int, float]:
         """Counts packets (headers can lie) and checks that they are evenly spaced."""
         count, times, announced = 0, [], self._stream.frames
-        for packet in self._container.demux(self._stream):
-            if packet.size and not packet.is_discard:
-                count += 1
-                times += [] if packet.pts is None else [packet.pts]
+        try:
+            for packet in self._container.demux(self._stream):
+                if packet.size and not packet.is_discard:
+                    count += 1
+                    times += [] if packet.pts is None else [packet.pts]
+        except av.error.FFmpegError as error:
+            raise ClipError(
+                f"{self.path} cannot be read to its end ({reason(error)}). It is damaged: write it again."
+            ) from error
         if not count or count < announced:
             raise ClipError(
                 f"{self.path} holds {count} of {announced or 'its'} frames; it is cut short. Write it again."
             )
         steps = np.diff(sorted(times))
-        if steps.size and steps.max() - steps.min() > max(1, 0.02 * np.median(steps)):
+        self.variable_rate = bool(steps.size and steps.max() - steps.min() > max(1, 0.02 * np.median(steps)))
+        if self.variable_rate and not any_rate:
             raise ClipError(
                 f"{self.path} has a variable frame rate (steps of {steps.min()} to {steps.max()} ticks); expected "
-                f"evenly spaced frames. Make it constant first: ffmpeg -i {self.path.name} -vf fps=24 constant.mp4"
+                "evenly spaced frames. Give fps=... to take its frames one after another at that rate, or make it "
+                f"constant first: ffmpeg -i {self.path.name} -vf fps=24 constant.mp4"
             )
         rate = self._stream.average_rate
         return count, float(rate) if rate else 0.0
 
-    def _pictures(self) -> Iterator[np.ndarray]:
-        for frame in self._container.decode(self._stream):
-            if frame.rotation:
-                raise ClipError(
-                    f"{self.path} is stored rotated by {frame.rotation} degrees; expected upright frames. "
-                    "Rotate it for good first: ffmpeg -i IN -c:v libx264 -crf 10 OUT.mp4"
-                )
-            yield frame.to_ndarray(format="rgb24", interpolation=TO_RGB)
+    def _check_upright(self) -> None:
+        rotation = next((frame.rotation for frame in self._frames()), 0)
+        if rotation:
+            raise ClipError(
+                f"{self.path} is stored rotated by {rotation} degrees; expected upright frames. "
+                "Rotate it for good first: ffmpeg -i IN -c:v libx264 -crf 10 OUT.mp4"
+            )
 
-    def read(self, start: int = 0, stop: int | None = None) -> UInt8[Tensor, "T H W 3"]:
-        """Frames `start` to `stop` (excluded), display values as stored."""
+    def _frames(self) -> Iterator[av.VideoFrame]:
+        try:
+            yield from self._container.decode(self._stream)
+        except av.error.FFmpegError as error:
+            raise ClipError(
+                f"{self.path} cannot be decoded ({reason(error)}). It is damaged: write it again."
+            ) from error
+
+    def _pictures(self) -> Iterator[np.ndarray]:
+        for frame in self._frames():
+            if (frame.height, frame.width) != self.size:
+                raise ClipError(
+                    f"{self.path} changes to {frame.height}x{frame.width} pixels from {self.size[0]}x{self.size[1]}; "
+                    "expected one size. It is damaged, or was joined from several: write it again."
+                )
+            yield self._picture(frame)
+
+    def _picture(self, frame: av.VideoFrame) -> np.ndarray:
+        if self.top == 255:
+            return frame.to_ndarray(format="rgb24", interpolation=TO_RGB)
+        if frame.format.name.startswith("gray"):  # FFmpeg's conversion of deep grey to RGB is inexact
+            grey = frame.to_ndarray().astype(np.float64) * (65535 / (2**self.bits - 1))
+            return np.repeat(grey.round().astype(np.int32)[..., None], 3, -1)
+        return frame.to_ndarray(format="rgb48le", interpolation=TO_RGB).astype(np.int32)
+
+    def read(self, start: int = 0, stop: int | None = None) -> Shaped[Tensor, "T H W 3"]:
+        """Frames `start` to `stop` (excluded), display values as stored: uint8, or int32 where `top` is 65535."""
         stop = self.frames if stop is None else stop
         if not 0 <= start < stop <= self.frames:
             raise ClipError(
@@ -249,7 +292,7 @@ class VideoReader:
         self._next += 1
         return picture
 
-    def windows(self, frames: int) -> Iterator[UInt8[Tensor, "T H W 3"]]:
+    def windows(self, frames: int) -> Iterator[Shaped[Tensor, "T H W 3"]]:
         """Consecutive runs of `frames` pictures; the last may be shorter."""
         for start in range(0, self.frames, frames):
             yield self.read(start, min(start + frames, self.frames))
@@ -279,6 +322,6 @@ def write_video(path: Path | str, pictures: UInt8[Tensor, "T H W 3"] | np.ndarra
         video.append(pictures)
 
 
-def to_planes(pictures: UInt8[Tensor, "T H W 3"]) -> Tensor:
+def to_planes(pictures: Shaped[Tensor, "T H W 3"]) -> Tensor:
     """[T, H, W, 3] -> [T, 3, H, W], as stored."""
     return rearrange(pictures, "t h w c -> t c h w")
