@@ -382,6 +382,43 @@ def train(
 
 
 @app.command
+def play(
+    world: Annotated[str, arg(metavar="KIND", help="A kind of world; see: flowshade world list.")] = "street",
+    seed: Annotated[int, arg(metavar="N", help="Which world of that kind.")] = 0,
+    mjcf: Annotated[Path | None, arg(metavar="FILE", help="An MJCF or URDF file instead.")] = None,
+    clip: Annotated[Path | None, arg(metavar="DIR", help="A clip of G-buffers instead, round and round.")] = None,
+    model: Annotated[
+        str, arg(metavar="NAME", help="A model's name, or the path of its .safetensors file.")
+    ] = "compact",
+    size: Annotated[
+        str | None, arg(metavar="HxW", help="Height and width in pixels; by default 128x224, on a GPU 480x832.")
+    ] = None,
+    fps: Annotated[float | None, arg(metavar="FPS", help="World ticks a second; by default 30, on a GPU 60.")] = None,
+    steps: Annotated[int | None, arg(metavar="N", help="Denoising steps when there is time; default: the model's.")] = (
+        None
+    ),
+    window: Annotated[int, arg(metavar="N", help="Frames rendered together; 4 answers soonest.")] = 4,
+    sessions: Annotated[int, arg(metavar="N", help="Players at a time.")] = 8,
+    device: Device = "auto",
+    host: Annotated[str, arg(metavar="NAME", help="Where to listen; only this machine can connect by default.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, arg(metavar="N", help="Where to listen.")] = 8765,
+    token: Annotated[str | None, arg(metavar="TEXT", help="Players must give it: http://.../?token=TEXT")] = None,
+    push: Annotated[bool, arg(help="Also take windows of G-buffers from engines; see docs/play.md.")] = False,
+) -> None:
+    """Play in a world in the browser, and change its look by typing. Needs: pip install 'flowshade[play]'."""
+    from flowshade.play.launch import Launch, run
+
+    launch = Launch(
+        world=world, seed=seed, mjcf=mjcf, clip=clip, model=model, size=None if size is None else _parse_size(size),
+        fps=fps, steps=steps, window=window, sessions=sessions, device=device, host=host, port=port, token=token,
+        push=push,
+    )  # fmt: skip
+    run(launch, announce=lambda address: print(f"playing at {address} (Ctrl+C ends it)", flush=True))
+
+
+@app.command
 def version() -> None:
     """Print the versions of Flowshade and of what its results depend on."""
     from flowshade.provenance import versions

@@ -81,6 +81,23 @@ class PromptEncoder:
         """Tokens in a prompt, the two end marks included."""
         return len(self._tokenizer.encode(_valid(text)).ids)
 
+    def check(self, text: str) -> None:
+        """Looks at the tokens without running the network.
+
+        Raises:
+            PromptError: the prompt is longer than `MAX_TOKENS`, is not valid text, or holds no word that is known.
+        """
+        ids = self._tokenizer.encode(_valid(text)).ids
+        if len(ids) > 2 and set(ids[1:-1]) == {self._tokenizer.token_to_id("[UNK]")}:
+            raise PromptError(
+                f"the prompt {text[:60]!r} holds no word that the encoder knows; describe the scene in English words."
+            )
+        if len(ids) > MAX_TOKENS:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens and the encoder takes {MAX_TOKENS}: shorten it "
+                f"(it begins {text[:60]!r})."
+            )
+
     def _one(self, text: str) -> Float[Tensor, "S 384"]:
         if text in self._cache:
             self._cache.move_to_end(text)
@@ -93,16 +110,8 @@ class PromptEncoder:
 
     @torch.no_grad()
     def _embed(self, text: str) -> Float[Tensor, "S 384"]:
-        ids = self._tokenizer.encode(_valid(text)).ids
-        if len(ids) > 2 and set(ids[1:-1]) == {self._tokenizer.token_to_id("[UNK]")}:
-            raise PromptError(
-                f"the prompt {text[:60]!r} holds no word that the encoder knows; describe the scene in English words."
-            )
-        if len(ids) > MAX_TOKENS:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens and the encoder takes {MAX_TOKENS}: shorten it "
-                f"(it begins {text[:60]!r})."
-            )
+        self.check(text)
+        ids = self._tokenizer.encode(text).ids
         with torch.autocast(self.device.type, enabled=False):
             output = self._model(input_ids=torch.tensor([ids], device=self.device))
         return output.last_hidden_state[0].float()  # [S, 384]

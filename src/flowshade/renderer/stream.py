@@ -86,6 +86,15 @@ class Stream:
         self._text: TextMemory | None = None
         self._size: tuple[int, int] | None = None
 
+    @property
+    def device(self) -> torch.device:
+        return self._renderer.device
+
+    @property
+    def text(self) -> TextMemory | None:
+        """What the layers take from the prompt; None before the first `set_text`."""
+        return self._text
+
     def set_text(self, text: TextContext) -> None:
         """Takes a prompt's embeddings [1, S, E] from the next window on; only what depends on text is computed."""
         if text.tokens.shape[0] != 1:
