@@ -31,7 +31,7 @@ from flowshade.gbuffer.io.conventions import (
 )
 from flowshade.gbuffer.io.depth import DepthCode
 from flowshade.gbuffer.io.errors import ClipError, reason
-from flowshade.gbuffer.io.limits import read_json
+from flowshade.gbuffer.io.limits import Fields, read_json
 from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, settle_fps
 from flowshade.types import CHANNELS, Camera, GBuffer
 
@@ -120,17 +120,17 @@ class CodingFile:
         path = folder / CODING_FILE
         if not path.exists():
             return None
+        values = read_json(path)
+        fields = Fields(path, values)
+        fps, frames, caption = fields.fps(), fields.whole("frames"), fields.text("caption")
         try:
-            values = read_json(path)
-            fps, frames, caption = values.pop("fps"), values.pop("frames"), values.pop("caption")
-            return CodingFile(coding=Coding(**values), fps=fps, frames=frames, caption=caption)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, ClipError):
-                raise
+            coding = Coding(**{name: v for name, v in values.items() if name not in ("fps", "frames", "caption")})
+        except (ClipError, TypeError) as error:  # a value, or a name
             raise ClipError(
-                f"{path} is not a coding file ({reason(error)}); expected JSON written by Flowshade. Remove it and "
-                "give options."
+                f"{path}: {reason(error)} Expected what Flowshade writes: remove the file and give options, or write "
+                "the clip again."
             ) from error
+        return CodingFile(coding=coding, fps=fps, frames=frames, caption=caption)
 
 
 class CodedReader(ClipReader):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from flowshade.gbuffer.io.conventions import SIDECAR, ClipConventions
 from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.limits import check_fps
 from flowshade.types import CORE_CHANNELS, GBuffer
 
 DEFAULT_FPS = 24.0
@@ -62,28 +64,28 @@ class ClipReader(ABC):
 
     def read(self, start: int = 0, stop: int | None = None) -> GBuffer:
         """Frames `start` to `stop` (excluded) in the one convention of `flowshade.types`."""
-        return self._read(*self._bounds(start, stop))
+        return self._read(*self.bounds(start, stop))
 
     def reference(self, start: int = 0, stop: int | None = None) -> Float[Tensor, "T 3 H W"] | None:
         """The pictures that came with the buffers, display sRGB in [0, 1]; None when there are none."""
-        return self._reference(*self._bounds(start, stop)) if self.info.has_reference else None
+        return self._reference(*self.bounds(start, stop)) if self.info.has_reference else None
 
     def coded(self, start: int = 0, stop: int | None = None) -> dict[str, UInt8[Tensor, "T 3 H W"]]:
         """The file's own 8-bit planes, untouched, by channel: what upstream's models take byte for byte."""
-        return self._coded(*self._bounds(start, stop))
+        return self._coded(*self.bounds(start, stop))
 
     def stored(self, start: int = 0, stop: int | None = None) -> dict[str, tuple[Tensor, int]]:
         """Normals and depth as the files hold them, [T, C, H, W], each with its largest number (1 if floating-point).
 
         For finding out what they mean (`guess_conventions`); only readers of files that do not say it have them.
         """
-        return self._stored(*self._bounds(start, stop))
+        return self._stored(*self.bounds(start, stop))
 
     def windows(self, frames: int, start: int = 0, stop: int | None = None) -> Iterator[GBuffer]:
         """Consecutive runs of `frames` frames, one in memory at a time; the last may be shorter."""
         if frames < 1:
             raise ClipError(f"a window of {frames} frames was asked for; expected 1 or more. Give a positive number.")
-        first, last = self._bounds(start, stop)
+        first, last = self.bounds(start, stop)
         return (self._read(low, min(low + frames, last)) for low in range(first, last, frames))
 
     def close(self) -> None:  # noqa: B027 (most readers hold no file open)
@@ -97,12 +99,13 @@ class ClipReader(ABC):
     ) -> None:
         self.close()
 
-    def _bounds(self, start: int, stop: int | None) -> tuple[int, int]:
+    def bounds(self, start: int, stop: int | None) -> tuple[int, int]:
+        """A run of frames that the clip has. Raises: ClipError if it has none, or not all."""
         stop = len(self) if stop is None else stop
         if not 0 <= start < stop <= len(self):
             raise ClipError(
                 f"{self.info.path}: frames {start} to {stop} were asked for, the clip has {len(self)}; "
-                "give 0 <= start < stop <= frames."
+                "expected one or more of those it has. Give another start, or another number of frames."
             )
         return start, stop
 
@@ -287,7 +290,11 @@ def open_clip(path: Path | str, *, format: str | None = None, fps: float | None 
         ClipError: nothing there, an unknown layout, or a layout that contradicts itself.
     """
     path = Path(path)
-    if not path.exists():
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise ClipError(f"{ascii(str(path))} is a name that is not UTF-8; rename it.") from error
+    if not os.path.exists(path):
         raise ClipError(f"{path}: nothing is there; expected a clip folder. Check the path.")
     stated = {"format": format, "fps": fps, **options}
     given = ClipConventions.of({name: value for name, value in stated.items() if value is not None}, "")
@@ -333,9 +340,7 @@ def settle_fps(given: float | None, stated: float | None, warnings: list[str]) -
     if fps is None:
         warnings.append(f"frames per second are not stated; {DEFAULT_FPS:g} assumed. Give fps=... to change it.")
         return DEFAULT_FPS
-    if fps <= 0:
-        raise ClipError(f"fps is {fps}; expected a positive number of frames per second.")
-    return float(fps)
+    return check_fps(fps, "fps" if given is not None else "fps as stated in the clip")
 
 
 def stack(frames: list[dict[str, Tensor]]) -> dict[str, Tensor]:
