@@ -109,7 +109,7 @@ def test_wrong_pictures_and_requests(tmp_path):
             video.append(wrong)
     with pytest.raises(ClipError, match="got no pictures"), VideoWriter(path, fps=24, size=(32, 48)):
         pass
-    with pytest.raises(ClipError, match=r"ends in .avi; expected .mp4"):
+    with pytest.raises(ClipError, match=r"v.avi; expected a name that ends in .mp4"):
         VideoWriter(tmp_path / "v.avi", fps=24, size=(32, 48))
     with pytest.raises(ClipError, match="expected positive numbers"):
         VideoWriter(path, fps=0, size=(32, 48))

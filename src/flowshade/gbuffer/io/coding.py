@@ -101,6 +101,34 @@ class Coding:
         return torch.tensor(NORMAL_SIGNS[self.normal_axes])[:, None, None]
 
 
+def check_codable(path: Path, channel: str, values: Shaped[Tensor, "T C H W"], top: int, first: int) -> None:
+    """Refuses values that integers cannot hold and that clamping would turn into something else.
+
+    Args:
+        path: the clip they come from, for messages.
+        channel: what they are.
+        values: in the in-memory convention.
+        top: the largest integer.
+        first: number of the first frame.
+
+    Raises:
+        ClipError: NaN, a negative distance, or an id below 0 or above `top`.
+    """
+    if channel == "instance":
+        wrong, expected = (values < 0) | (values > top), f"ids from 0 to {top}; leave the channel out"
+    elif channel == "depth":
+        wrong, expected = ~(values >= 0), "metres from 0 up, and inf for sky; mend the source"
+    else:
+        wrong, expected = values.isnan(), "a number; mend the source"
+    if bool(wrong.any()):
+        frame, _, row, column = wrong.nonzero()[0].tolist()
+        value = values[wrong][0].item()
+        raise ClipError(
+            f"{path}: {channel} is {value:g} in frame {first + frame} (row {row}, column {column}), which integers "
+            f"cannot hold; expected {expected}, or convert to a clip folder (--to clip), which keeps every value."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class CodingFile:
     """`coding.json`, which Flowshade writes beside integer planes so that they can be read back without options."""

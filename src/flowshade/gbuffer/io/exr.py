@@ -110,7 +110,7 @@ def read_exr(path: Path, outside: Mapping[str, float] | None = None) -> ExrFile:
 
 @contextmanager
 def _quiet(path: Path) -> Iterator[None]:
-    """Keeps what OpenEXR itself prints about damage off the terminal; what other threads print meanwhile is passed on."""
+    """Keeps what OpenEXR itself prints about damage off the terminal; what other threads print is passed on."""
     with _PRINTING, tempfile.TemporaryFile() as kept:
         terminals = [(number, os.dup(number)) for number in (1, 2)]
         try:

@@ -175,7 +175,7 @@ class ClipFolderReader(ClipReader):
     def _camera(self, files: list[ExrFile], start: int) -> Camera | None:
         if not self._manifest.camera:
             return None
-        intrinsics = torch.tensor([_attribute(file, "intrinsics", (4,)) for file in files], dtype=torch.float32)
+        intrinsics = torch.tensor(np.stack([_attribute(file, "intrinsics", (4,)) for file in files]))
         pose = torch.tensor(np.stack([_attribute(file, "cameraToWorld", (4, 4)) for file in files]))
         camera = Camera(intrinsics=intrinsics, pose=pose)
         check_cameras(self._path / "frames", camera, range(start, start + len(files)))
@@ -202,7 +202,7 @@ def _attribute(file: ExrFile, name: str, shape: tuple[int, ...]) -> np.ndarray:
         values = np.asarray(file.header.get(name, np.nan), np.float32)
     except (TypeError, ValueError):
         values = np.float32(np.nan)
-    return values if np.shape(values) == shape else np.full(shape, np.nan, np.float32)
+    return np.asarray(values) if np.shape(values) == shape else np.full(shape, np.nan, np.float32)
 
 
 def _to_tensor(channel: str, planes: dict[str, np.ndarray]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def check_fps(fps: Any, what: str) -> float:
     Raises:
         ClipError: no number, or one outside what a clip can have.
     """
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not SLOWEST_FPS <= fps <= FASTEST_FPS:
+    if isinstance(fps, bool) or not isinstance(fps, Real) or not SLOWEST_FPS <= fps <= FASTEST_FPS:
         raise ClipError(
             f"{what} is {shown(fps)}; expected a positive number of frames per second, {SLOWEST_FPS} to {FASTEST_FPS}. "
             "Give another."
@@ -47,7 +48,7 @@ def check_size(size: tuple[int, int]) -> None:
     """Refuses a size to resize to that no clip can have. Raises: ClipError."""
     if not all(1 <= side <= MAX_SIDE for side in size):
         height, width = size
-        raise ClipError(f"size is {height}x{width}; expected 1 to {MAX_SIDE} pixels a side. Give a smaller one.")
+        raise ClipError(f"size is {height}x{width}; expected 1 to {MAX_SIDE} pixels a side. Give another.")
 
 
 def shown(value: Any) -> str:
@@ -144,8 +145,10 @@ def read_json(path: Path) -> Any:
     """A JSON file's values.
 
     Raises:
-        ClipError: too large, nested too deep, or no JSON.
+        ClipError: missing, too large, nested too deep, or no JSON.
     """
+    if not path.is_file():
+        raise ClipError(f"{path} is missing; expected a JSON file. Check the path, or the format's name.")
     size = path.stat().st_size
     if size > MAX_JSON_BYTES:
         raise ClipError(f"{path} has {size} bytes; at most {MAX_JSON_BYTES} of JSON are read. Is it the right file?")

@@ -83,11 +83,11 @@ def check_folder(path: Path, what: str = "the output") -> None:
 
 def check_place(path: Path, what: str) -> None:
     """Checks the name of an output, and that files can be made where it will lie. Raises: ClipError."""
-    absolute = Path(os.path.abspath(path))
+    absolute = path.absolute()
     try:
         str(absolute).encode()
     except UnicodeEncodeError as error:
-        raise ClipError(f"{what} {ascii(str(path))} has a name that is not UTF-8; give another name.") from error
+        raise ClipError(f"{what} {str(path)!a} has a name that is not UTF-8; give another name.") from error
     if path.name:
         longest = MAX_NAME_BYTES - len(temporary_beside(path).name.encode()) + len(path.name.encode())
         if len(path.name.encode()) > longest:
@@ -104,7 +104,7 @@ def check_place(path: Path, what: str) -> None:
 
 
 def _check_writable(folder: Path, what: str) -> None:
-    if not os.path.exists(folder):
+    if not folder.exists():
         raise ClipError(f"{what} lies in {folder}, a link that leads nowhere; expected a folder. Choose another.")
     if not folder.is_dir():
         raise ClipError(f"{what} lies in {folder}, which is a file; expected a folder. Choose another.")
@@ -128,7 +128,7 @@ def check_apart(path: Path, clip: Path, what: str = "the output") -> None:
     """
     from flowshade.gbuffer.io.picture_folder import channel_in_name  # imports pictures, which imports this module
 
-    output, source = Path(os.path.realpath(path)), Path(os.path.realpath(clip))
+    output, source = Path(os.path.realpath(path)), Path(os.path.realpath(clip))  # a loop of links does not raise
     if output == source or source in output.parents or output in source.parents:
         relation = "holds" if output in source.parents else "is" if output == source else "lies in"
         raise ClipError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor
 from flowshade.gbuffer.io.conventions import SIDECAR, ClipConventions
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.limits import check_fps
+from flowshade.gbuffer.io.outputs import MAX_NAME_BYTES
 from flowshade.types import CORE_CHANNELS, GBuffer
 
 DEFAULT_FPS = 24.0
@@ -148,6 +148,10 @@ class Format:
 
     def open(self, path: Path, given: ClipConventions, beside: ClipConventions) -> ClipReader:
         """Opens a path with what was given by the caller and what its `gbuffer.json` states."""
+        if path.is_file() and self.name in FOLDERS_ONLY:
+            raise ClipError(
+                f"{path} is a file; format {self.name!r} expects {self.hint}. Give the folder, or name another format."
+            )
         takes = self.options()
         for source, conventions in (("", given), (f"{SIDECAR}: ", beside)):
             unknown = [name for name in conventions.stated() if name not in takes]
@@ -157,6 +161,12 @@ class Format:
                     f"{', '.join(sorted(takes))}. Leave it out, or name another format."
                 )
         return self._class()(path, given.over(beside))  # pyright: ignore[reportCallIssue]
+
+
+FOLDERS_ONLY = frozenset(
+    ("clip", "flash", "interiorverse", "replicator", "unreal", "arnold", "vray", "blender", "exr", "pictures")
+)
+"""Formats whose clips cannot be named by one of their files."""
 
 
 def _has(*patterns: str) -> Callable[[Path], bool]:
@@ -290,11 +300,8 @@ def open_clip(path: Path | str, *, format: str | None = None, fps: float | None 
         ClipError: nothing there, an unknown layout, or a layout that contradicts itself.
     """
     path = Path(path)
-    try:
-        str(path).encode()
-    except UnicodeEncodeError as error:
-        raise ClipError(f"{ascii(str(path))} is a name that is not UTF-8; rename it.") from error
-    if not os.path.exists(path):
+    check_name(path)
+    if not path.exists():
         raise ClipError(f"{path}: nothing is there; expected a clip folder. Check the path.")
     stated = {"format": format, "fps": fps, **options}
     given = ClipConventions.of({name: value for name, value in stated.items() if value is not None}, "")
@@ -302,6 +309,16 @@ def open_clip(path: Path | str, *, format: str | None = None, fps: float | None 
     named = format or beside.format
     chosen = _named_format(named) if named is not None else look_for_format(path)
     return chosen.open(path, given, beside)
+
+
+def check_name(path: Path) -> None:
+    """Refuses a path that no system has: not UTF-8, or with a part that is too long. Raises: ClipError."""
+    try:
+        longest = max((len(part.encode()) for part in path.parts), default=0)
+    except UnicodeEncodeError as error:
+        raise ClipError(f"{str(path)!a} is a name that is not UTF-8; rename it.") from error
+    if longest > MAX_NAME_BYTES:
+        raise ClipError(f"{str(path)[:60]}... has a name of {longest} bytes; at most {MAX_NAME_BYTES} can be there.")
 
 
 def read_clip(path: Path | str, *, format: str | None = None, **options: Any) -> GBuffer:

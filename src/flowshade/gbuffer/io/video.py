@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
@@ -182,7 +181,7 @@ def _check_video_request(path: Path, fps: float, size: tuple[int, int], overwrit
 
 def _url(path: Path) -> str:
     """A file's name as FFmpeg takes it: `fog:night.mp4` alone would name a protocol."""
-    return f"file:{os.path.abspath(path)}"
+    return f"file:{path.absolute()}"
 
 
 class VideoReader:
