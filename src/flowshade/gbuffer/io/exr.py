@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -111,7 +113,8 @@ def read_exr(path: Path, outside: Mapping[str, float] | None = None) -> ExrFile:
 @contextmanager
 def _quiet(path: Path) -> Iterator[None]:
     """Keeps what OpenEXR itself prints about damage off the terminal; what other threads print is passed on."""
-    with _PRINTING, tempfile.TemporaryFile() as kept:
+    own = (str(path), "Warning: Exception raised reading pixel data")
+    with _PRINTING, tempfile.TemporaryFile() as kept, redirect_stdout(io.StringIO()) as printed:
         terminals = [(number, os.dup(number)) for number in (1, 2)]
         try:
             for number, _ in terminals:
@@ -122,8 +125,8 @@ def _quiet(path: Path) -> Iterator[None]:
                 os.dup2(terminal, number)
                 os.close(terminal)
             kept.seek(0)
-            own = (os.fsencode(path), b"Warning: Exception raised reading pixel data")
-            os.write(2, b"".join(line for line in kept if not line.startswith(own)))
+            lines = [*kept.read().decode(errors="replace").splitlines(True), *printed.getvalue().splitlines(True)]
+            sys.stderr.write("".join(line for line in lines if not line.startswith(own)))
 
 
 def _in_display_window(pixels: np.ndarray, header: dict[str, Any], outside: float) -> np.ndarray:
@@ -287,7 +290,7 @@ def _write(file: OpenEXR.File, path: Path) -> None:
         with _quiet(path):
             file.write(str(path))
     except OPENEXR_ERRORS as error:
-        raise OSError(f"OpenEXR: {reason(error)}") from error
+        raise OSError(f"OpenEXR: {reason(error).replace(str(path), path.name).rstrip('.')}") from error
 
 
 def _writable(channels: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

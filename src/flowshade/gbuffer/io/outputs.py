@@ -16,6 +16,17 @@ MAX_NAME_BYTES = 255
 """Of a file's name, on all usual file systems."""
 
 
+class WriteError(ClipError):
+    """A file or folder that cannot be written: a full disk, mostly."""
+
+    def __init__(self, path: Path, said: str) -> None:
+        self.said = said
+        super().__init__(
+            f"{path} cannot be written ({said}); nothing of it was kept. Free space on the disk, or choose another "
+            "place."
+        )
+
+
 def temporary_beside(path: Path) -> Path:
     """The hidden neighbour under whose name an output is written until it is complete."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -26,16 +37,15 @@ def writing(path: Path) -> Iterator[None]:
     """Says what the system or FFmpeg refuses about `path`, not about the temporary file that is being written.
 
     Raises:
-        ClipError: the block failed to write.
+        WriteError: the block failed to write.
     """
     try:
         yield
+    except WriteError as error:  # of a file within what is written
+        raise WriteError(path, error.said) from error
     except (OSError, av.error.FFmpegError) as error:
         said = getattr(error, "strerror", None) or reason(error)
-        raise ClipError(
-            f"{path} cannot be written ({said}); nothing of it was kept. Free space on the disk, or choose another "
-            "place."
-        ) from error
+        raise WriteError(path, said) from error
 
 
 @contextmanager
@@ -43,7 +53,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Gives a temporary neighbour to write; it becomes `path` when the block ends well, and is removed if not.
 
     Raises:
-        ClipError: it cannot be written.
+        WriteError: it cannot be written.
     """
     temporary = temporary_beside(path)
     with writing(path):
