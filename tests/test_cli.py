@@ -143,7 +143,13 @@ def test_a_failed_render_keeps_the_old_video(small_clip: Path, debug_model: Path
         (["--fps", "nan"], "fps is nan; expected a positive number"),
         (["--fps", "inf"], "fps is inf; expected a positive number"),
         (["--fps", "1e-9"], "fps is 1e-09; expected a positive number"),
-        (["--size", "100000x100000"], "out of memory; give a smaller --size"),
+        (["--size", "100000x100000"], "size is 100000x100000; expected 1 to 32768 pixels a side"),
+        (["--size", f"{'9' * 5000}x4"], "cannot be read; expected HxW in pixels"),
+        (["--prompt-at", f"{'9' * 5000}:a"], "expected FRAME:TEXT"),
+        (["--output", f"{'a' * 236}.mp4", "--compare"], "expected at most"),
+        (["--output", ".mp4"], "the output is called .mp4; expected a name that ends in .mp4, such as out.mp4"),
+        (["--output", "caf\udce9.mp4"], "has a name that is not UTF-8"),
+        (["--frames", "9" * 30], "the clip has 14"),
     ],
 )
 def test_mistakes_are_sentences(small_clip: Path, debug_model: Path, options: list[str], message: str, capsys) -> None:

@@ -76,6 +76,8 @@ Device = Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda or cuda:N; aut
 Fps = Annotated[float | None, arg(metavar="FPS", help="Frames a second; by default what the clip states.")]
 Format = Annotated[str | None, arg(metavar="NAME", help="Read it as this format instead of finding out.")]
 FrameCount = Annotated[int | None, arg(metavar="N", help="How many frames; by default all.")]
+MOST_DIGITS = 12
+"""Of whole numbers in sizes and keyframes."""
 NOTHING_STATED = Reading()
 ReadingFlags = Annotated[Reading, OmitArgPrefixes]
 Size = Annotated[str | None, arg(metavar="HxW", help="Height and width in pixels, such as 240x416.")]
@@ -134,7 +136,7 @@ def inspect(
     reading: ReadingFlags = NOTHING_STATED,
 ) -> None:
     """Say what a clip holds: format, frames, size, channels found and missing, ranges, axes, warnings."""
-    from flowshade.gbuffer.io import guess_conventions, inspect_clip
+    from flowshade.gbuffer.io import check_sheet, guess_conventions, inspect_clip
 
     if write and not guess:
         raise FlowshadeError("--write goes with --guess; give both to write what is proposed.")
@@ -143,6 +145,8 @@ def inspect(
         print(proposal)
         print(f"  wrote     {proposal.save()}" if write else "  Write it to gbuffer.json with --guess --write.")
         return
+    if sheet is not None:
+        check_sheet(sheet, path)
     found = inspect_clip(path, format=format, fps=fps, **reading.stated())
     print(found)
     if sheet is not None:
@@ -457,17 +461,26 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _parse_size(text: str) -> tuple[int, int]:
     height, by, width = text.lower().partition("x")
-    if not (by and height.isdecimal() and width.isdecimal() and int(height) and int(width)):
-        raise FlowshadeError(f"size {text!r} cannot be read; expected HxW in pixels, such as 240x416.")
-    return int(height), int(width)
+    if not (by and _is_whole(height) and _is_whole(width) and int(height) and int(width)):
+        raise FlowshadeError(f"size {text[:40]!r} cannot be read; expected HxW in pixels, such as 240x416.")
+    from flowshade.gbuffer.io.limits import check_size
+
+    size = int(height), int(width)
+    check_size(size)
+    return size
+
+
+def _is_whole(text: str) -> bool:
+    """Whether text is a whole number of no more digits than any that is asked for."""
+    return text.isdecimal() and len(text) <= MOST_DIGITS
 
 
 def _parse_keyframes(texts: Sequence[str]) -> dict[int, str]:
     keyframes: dict[int, str] = {}
     for text in texts:
         frame, colon, prompt = text.partition(":")
-        if not colon or not frame.strip().isdecimal():
-            raise FlowshadeError(f'--prompt-at got {text!r}; expected FRAME:TEXT, such as 48:"heavy snow".')
+        if not colon or not _is_whole(frame.strip()):
+            raise FlowshadeError(f'--prompt-at got {text[:80]!r}; expected FRAME:TEXT, such as 48:"heavy snow".')
         if int(frame) in keyframes:
             raise FlowshadeError(f"--prompt-at names frame {int(frame)} twice; give each frame one prompt.")
         keyframes[int(frame)] = prompt.strip()

@@ -12,7 +12,7 @@ from flowshade.gbuffer.io.convert import Conversion, convert
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.folder import ClipWriter, write_clip
 from flowshade.gbuffer.io.guess import Finding, Guess, guess_conventions
-from flowshade.gbuffer.io.inspection import ChannelRange, Inspection, inspect_clip
+from flowshade.gbuffer.io.inspection import ChannelRange, Inspection, check_sheet, inspect_clip
 from flowshade.gbuffer.io.reader import FORMATS, ClipInfo, ClipReader, open_clip, read_clip
 from flowshade.gbuffer.io.resize import resize
 from flowshade.gbuffer.io.video import VideoReader, VideoWriter, read_video, write_video
@@ -31,6 +31,7 @@ __all__ = [
     "Inspection",
     "VideoReader",
     "VideoWriter",
+    "check_sheet",
     "convert",
     "guess_conventions",
     "inspect_clip",

@@ -69,7 +69,7 @@ class ChannelVideoReader(CodedReader):
         if not clips:
             raise ClipError(
                 f"{self._path} holds no video named after a channel; expected albedo.mp4 or clip_0001_albedo.mp4, with "
-                f"{', '.join(VIDEO_CHANNELS)}. Rename them (a plain video is no G-buffer clip: see flowshade inverse)."
+                f"{', '.join(VIDEO_CHANNELS)}. Rename them (a plain video is no G-buffer clip)."
             )
         if len(clips) > 1:
             one = next(iter(next(iter(clips.values())).values()))

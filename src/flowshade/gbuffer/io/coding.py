@@ -31,7 +31,7 @@ from flowshade.gbuffer.io.conventions import (
 )
 from flowshade.gbuffer.io.depth import DepthCode
 from flowshade.gbuffer.io.errors import ClipError, reason
-from flowshade.gbuffer.io.limits import read_json
+from flowshade.gbuffer.io.limits import Fields, read_json
 from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, settle_fps
 from flowshade.types import CHANNELS, Camera, GBuffer
 
@@ -101,6 +101,34 @@ class Coding:
         return torch.tensor(NORMAL_SIGNS[self.normal_axes])[:, None, None]
 
 
+def check_codable(path: Path, channel: str, values: Shaped[Tensor, "T C H W"], top: int, first: int) -> None:
+    """Refuses values that integers cannot hold and that clamping would turn into something else.
+
+    Args:
+        path: the clip they come from, for messages.
+        channel: what they are.
+        values: in the in-memory convention.
+        top: the largest integer.
+        first: number of the first frame.
+
+    Raises:
+        ClipError: NaN, a negative distance, or an id below 0 or above `top`.
+    """
+    if channel == "instance":
+        wrong, expected = (values < 0) | (values > top), f"ids from 0 to {top}; leave the channel out"
+    elif channel == "depth":
+        wrong, expected = ~(values >= 0), "metres from 0 up, and inf for sky; mend the source"
+    else:
+        wrong, expected = values.isnan(), "a number; mend the source"
+    if bool(wrong.any()):
+        frame, _, row, column = wrong.nonzero()[0].tolist()
+        value = values[wrong][0].item()
+        raise ClipError(
+            f"{path}: {channel} is {value:g} in frame {first + frame} (row {row}, column {column}), which integers "
+            f"cannot hold; expected {expected}, or convert to a clip folder (--to clip), which keeps every value."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class CodingFile:
     """`coding.json`, which Flowshade writes beside integer planes so that they can be read back without options."""
@@ -120,17 +148,17 @@ class CodingFile:
         path = folder / CODING_FILE
         if not path.exists():
             return None
+        values = read_json(path)
+        fields = Fields(path, values)
+        fps, frames, caption = fields.fps(), fields.whole("frames"), fields.text("caption")
         try:
-            values = read_json(path)
-            fps, frames, caption = values.pop("fps"), values.pop("frames"), values.pop("caption")
-            return CodingFile(coding=Coding(**values), fps=fps, frames=frames, caption=caption)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, ClipError):
-                raise
+            coding = Coding(**{name: v for name, v in values.items() if name not in ("fps", "frames", "caption")})
+        except (ClipError, TypeError) as error:  # a value, or a name
             raise ClipError(
-                f"{path} is not a coding file ({reason(error)}); expected JSON written by Flowshade. Remove it and "
-                "give options."
+                f"{path}: {reason(error)} Expected what Flowshade writes: remove the file and give options, or write "
+                "the clip again."
             ) from error
+        return CodingFile(coding=coding, fps=fps, frames=frames, caption=caption)
 
 
 class CodedReader(ClipReader):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,7 +21,8 @@ from torch.nn.functional import normalize
 
 from flowshade.gbuffer.io.depth import DepthCode
 from flowshade.gbuffer.io.errors import ClipError
-from flowshade.gbuffer.io.limits import read_json
+from flowshade.gbuffer.io.limits import check_fps, read_json
+from flowshade.gbuffer.io.outputs import replacing
 from flowshade.types import Camera
 
 SIDECAR = "gbuffer.json"
@@ -105,7 +105,7 @@ class ClipConventions:
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():
             value = getattr(self, name)
-            if value is not None and value not in known:
+            if value is not None and (not isinstance(value, str) or value not in known):
                 raise ClipError(f"{name}={value!r} is unknown; expected one of {', '.join(known)}.")
         for name in ("format", "depth_code", "cameras", "layer"):
             value = getattr(self, name)
@@ -123,7 +123,8 @@ class ClipConventions:
         if self.bits is not None and (type(self.bits) is not int or not 1 < self.bits <= 16):
             raise ClipError(f"bits is {self.bits!r}; expected a whole number from 2 to 16.")
         _check_number("fov", self.fov, 0, 180)
-        _check_number("fps", self.fps, 0, math.inf)
+        if self.fps is not None:
+            check_fps(self.fps, "fps")
 
     def stated(self) -> dict[str, Any]:
         """What is stated, by name."""
@@ -180,20 +181,17 @@ class ClipConventions:
         return dataclasses.replace(conventions, cameras=str(folder / conventions.cameras))
 
     def save(self, path: Path, evidence: tuple[str, ...] = ()) -> None:
-        """Writes a `gbuffer.json`; it appears whole or not at all."""
+        """Writes a `gbuffer.json`; it appears whole or not at all. Raises: ClipError where it cannot be written."""
         values = self.stated() | ({"evidence": list(evidence)} if evidence else {})
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps(values, indent=1) + "\n")
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(values, indent=1) + "\n")
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
-        raise ClipError(
-            f"{name} is {value!r}; expected a positive number{'' if high == math.inf else f' below {high}'}."
-        )
+        raise ClipError(f"{name} is {value!r}; expected a positive number below {high}. Give another.")
 
 
 def _metres(unit: str) -> float:

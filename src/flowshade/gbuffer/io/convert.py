@@ -9,6 +9,8 @@ from typing import Any, get_args
 from torch import Tensor
 
 from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.limits import check_size
+from flowshade.gbuffer.io.outputs import check_apart, writing
 from flowshade.gbuffer.io.reader import ClipReader, open_clip
 from flowshade.gbuffer.io.resize import resize, resize_reference
 from flowshade.gbuffer.io.writers import SINKS, Conversion, OutputFormat
@@ -49,22 +51,26 @@ def convert(
         options: those of `open_clip` (`source_format` for its `format`).
 
     Raises:
-        ClipError: the source cannot be read, the format cannot hold it, or the destination is taken.
+        ClipError: the source cannot be read, the format or the disk cannot hold it, or the destination is taken or
+            part of the source.
     """
     if format not in get_args(OutputFormat):
         raise ClipError(f"output format {format!r} is unknown; expected one of {', '.join(get_args(OutputFormat))}.")
     with open_clip(source, format=options.pop("source_format", None), **options) as reader:
-        stop = len(reader) if stop is None else stop
-        if size is not None and min(size) < 1:
-            raise ClipError(f"size is {size}; expected a positive height and width.")
-        sink = SINKS[format](reader, Path(destination), size or reader.info.size, overwrite)
+        start, stop = reader.bounds(start, stop)
+        if size is not None:
+            check_size(size)
+        check_apart(Path(destination), Path(source))
+        sink = SINKS[format](reader, Path(destination), size or reader.info.size, overwrite, start)
         with sink:
             for first in range(start, stop, CHUNK_FRAMES):
                 last = min(first + CHUNK_FRAMES, stop)
-                if sink.verbatim:
-                    sink.copy(first, last)
-                else:
-                    sink.append(*_fitted(reader, first, last, size))
+                fitted = None if sink.verbatim else _fitted(reader, first, last, size)
+                with writing(sink.path):
+                    if fitted is None:
+                        sink.copy(first, last)
+                    else:
+                        sink.append(*fitted)
                 if progress is not None:
                     progress(last - start, stop - start)
         return sink.result()

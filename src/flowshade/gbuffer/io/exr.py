@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -26,6 +32,9 @@ BRADFORD = np.array([[0.8951, 0.2664, -0.1614], [-0.7502, 1.7135, 0.0367], [0.03
 """Cone responses of XYZ, in which whites are scaled into one another."""
 PRIMARIES_TOLERANCE = 2e-3
 """Largest difference in x or y of primaries that are still called the same."""
+
+_PRINTING = threading.Lock()
+"""Held while OpenEXR's printing is kept back: the process has one pair of terminals."""
 
 # OpenEXR itself refuses larger ones before it makes room for their tables.
 OpenEXR.setMaxImageSize(MAX_SIDE, MAX_SIDE)
@@ -78,7 +87,8 @@ def read_exr(path: Path, outside: Mapping[str, float] | None = None) -> ExrFile:
     """
     size = read_header(path).size  # refuses absurd sizes before pixels are made room for
     try:
-        parts = OpenEXR.File(str(path), separate_channels=True, num_threads=CALLING_THREAD).parts
+        with _quiet(path):
+            parts = OpenEXR.File(str(path), separate_channels=True, num_threads=CALLING_THREAD).parts
         stored = {
             _full_name(name, part.name(), len(parts)): (channel, part.header)
             for part in parts
@@ -98,6 +108,25 @@ def read_exr(path: Path, outside: Mapping[str, float] | None = None) -> ExrFile:
     if wrong:
         raise ClipError(f"{path}: channel {wrong[0]} has another size than its header says. Write the file again.")
     return ExrFile(header, channels)
+
+
+@contextmanager
+def _quiet(path: Path) -> Iterator[None]:
+    """Keeps what OpenEXR itself prints about damage off the terminal; what other threads print is passed on."""
+    own = (str(path), "Warning: Exception raised reading pixel data")
+    with _PRINTING, tempfile.TemporaryFile() as kept, redirect_stdout(io.StringIO()) as printed:
+        terminals = [(number, os.dup(number)) for number in (1, 2)]
+        try:
+            for number, _ in terminals:
+                os.dup2(kept.fileno(), number)
+            yield
+        finally:
+            for number, terminal in terminals:
+                os.dup2(terminal, number)
+                os.close(terminal)
+            kept.seek(0)
+            lines = [*kept.read().decode(errors="replace").splitlines(True), *printed.getvalue().splitlines(True)]
+            sys.stderr.write("".join(line for line in lines if not line.startswith(own)))
 
 
 def _in_display_window(pixels: np.ndarray, header: dict[str, Any], outside: float) -> np.ndarray:
@@ -122,7 +151,8 @@ def read_header(path: Path) -> ExrHeader:
         ClipError: not an EXR file, deep, or larger than `limits` allows.
     """
     try:
-        parts = OpenEXR.File(str(path), header_only=True).parts
+        with _quiet(path):
+            parts = OpenEXR.File(str(path), header_only=True).parts
         headers = [part.header for part in parts]
         first = headers[0]
         names = {
@@ -245,10 +275,22 @@ def _xyz(x: float, y: float) -> np.ndarray:
 
 
 def write_exr(path: Path, channels: dict[str, np.ndarray], attributes: dict[str, Any] | None = None) -> None:
-    """Writes one lossless (ZIP) part. `channels` are [H, W] float16, float32 or uint32 by name."""
+    """Writes one lossless (ZIP) part. `channels` are [H, W] float16, float32 or uint32 by name.
+
+    Raises:
+        OSError: the file cannot be written; callers say which clip it belongs to.
+    """
     header = {"compression": OpenEXR.ZIP_COMPRESSION, "type": OpenEXR.scanlineimage, **(attributes or {})}
     with OpenEXR.File(header, _writable(channels), num_threads=CALLING_THREAD) as file:
-        file.write(str(path))
+        _write(file, path)
+
+
+def _write(file: OpenEXR.File, path: Path) -> None:
+    try:
+        with _quiet(path):
+            file.write(str(path))
+    except OPENEXR_ERRORS as error:
+        raise OSError(f"OpenEXR: {reason(error).replace(str(path), path.name).rstrip('.')}") from error
 
 
 def _writable(channels: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -259,8 +301,8 @@ def _writable(channels: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def write_exr_parts(
     path: Path, parts: dict[str, dict[str, np.ndarray]], attributes: dict[str, Any] | None = None
 ) -> None:
-    """Writes one lossless part for each name. `parts` are channels ([H, W] by name) by part."""
+    """Writes one lossless part for each name. `parts` are channels ([H, W] by name) by part. Raises: OSError."""
     header = {"compression": OpenEXR.ZIP_COMPRESSION, "type": OpenEXR.scanlineimage, **(attributes or {})}
     made = [OpenEXR.Part(dict(header), _writable(channels), name=name) for name, channels in parts.items()]
     with OpenEXR.File(made, num_threads=CALLING_THREAD) as file:
-        file.write(str(path))
+        _write(file, path)

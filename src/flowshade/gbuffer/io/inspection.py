@@ -11,6 +11,8 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from flowshade.gbuffer.io.coding import CodedReader
+from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.outputs import check_apart, check_file
 from flowshade.gbuffer.io.pictures import write_png
 from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, open_clip
 from flowshade.gbuffer.view import channel_picture, contact_sheet, resize_pictures, to_uint8
@@ -70,7 +72,8 @@ class Inspection:
     """A few frames (rows) of every channel and the reference picture (columns)."""
 
     def save_sheet(self, path: Path | str) -> None:
-        """Writes the contact sheet as a PNG file."""
+        """Writes the contact sheet as a PNG file. Raises: ClipError where it cannot be written."""
+        check_sheet(path, self.info.path)
         write_png(Path(path), self.sheet.numpy())
 
     def __str__(self) -> str:
@@ -91,6 +94,23 @@ class Inspection:
             *(f"    {name:<10}{_describe(name, found)}" for name, found in self.ranges.items()),
         ]
         return "\n".join(lines + [f"  warning   {text}" for text in self.warnings])
+
+
+def check_sheet(path: Path | str, clip: Path | str) -> None:
+    """Finds, before a clip is read, what would keep its contact sheet from being written.
+
+    Args:
+        path: the PNG file to write.
+        clip: what is inspected.
+
+    Raises:
+        ClipError: no PNG file, in a folder that is not there, or a file of the clip.
+    """
+    path = Path(path)
+    check_file(path, ".png", "the sheet")
+    check_apart(path, Path(clip), "the sheet")
+    if not path.absolute().parent.is_dir():
+        raise ClipError(f"the sheet lies in {path.parent}, which is not there; make the folder first, or name another.")
 
 
 def _describe(name: str, found: ChannelRange) -> str:
@@ -119,7 +139,9 @@ def inspect_clip(
         names = reader.info.channels
         ranges = {name: ChannelRange() for name in names}
         lengths, facing = ChannelRange(), _Facing()
-        for window in reader.windows(CHUNK_FRAMES):
+        for first in range(0, len(reader), CHUNK_FRAMES):
+            window = reader.read(first, last := min(first + CHUNK_FRAMES, len(reader)))
+            reader.reference(first, last)  # read to find damage
             for name, values in window.channels().items():
                 ranges[name].add(values)
             if window.normal is not None:

@@ -45,6 +45,8 @@ class InteriorVerseReader(PictureFolderReader):
             kind = match[2].lower() if match else ""
             for channel in MATERIAL if kind == "material" else [FILES[kind]] if kind in FILES else []:
                 found.setdefault(channel, []).append(path)
+        if not found:
+            raise ClipError(f"{self._path} holds no files such as 000_albedo.exr; expected an InteriorVerse scene.")
         return found
 
     def _values(self, channel: str, path: Path) -> np.ndarray:

@@ -77,10 +77,12 @@ class PictureFolderReader(CodedReader):
         check_same_frames(self._path, self._files)
         self._order = list(next(iter(self._files.values())))
         self._dtypes: dict[str, np.dtype] = {}
+        self._planes_of: dict[str, int] = {}
         sizes: dict[str, tuple[int, int]] = {}
         for name, files in self._files.items():
             first = self._values(name, files[self._order[0]])
             self._dtypes[name], sizes[name] = first.dtype, (first.shape[0], first.shape[1])
+            self._planes_of[name] = _planes_in(first)
             if first.ndim == 3 and first.shape[2] == 4:
                 warnings.append(f"{name} has an alpha plane, which is dropped.")
             if name != "rgb":
@@ -167,7 +169,14 @@ class PictureFolderReader(CodedReader):
             raise ClipError(
                 f"{path} is {values.shape[:2]} and the clip {self._size}; expected one size. Write it again."
             )
+        if _planes_in(values) != self._planes_of[channel]:
+            raise ClipError(
+                f"{path} has {_planes_in(values)} planes and the first {channel} file {self._planes_of[channel]}; "
+                "expected as many in each. Write the channel again, all grey or all in colour."
+            )
         planes = values[None] if values.ndim == 2 else values[..., :3].transpose(2, 0, 1)
+        if len(planes) not in (1, 3):
+            raise ClipError(f"{path} has {len(planes)} planes; expected one, or three of colour. Write it so.")
         self._check_grey(channel, path, planes)
         if channel == "roughness" and self._from_smoothness:
             planes = (self.top[channel] - planes).astype(planes.dtype)
@@ -198,6 +207,11 @@ class PictureFolderReader(CodedReader):
             )
         dtype = self._dtypes["rgb"]
         return values.float() / float(np.iinfo(dtype).max) if dtype.kind in "ui" else linear_to_srgb(values)
+
+
+def _planes_in(values: np.ndarray) -> int:
+    """Planes of [H, W] or [H, W, C], but for alpha."""
+    return 1 if values.ndim == 2 else min(values.shape[2], 3)
 
 
 def _in_rec709(path: Path, colours: np.ndarray) -> np.ndarray:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import struct
 import tokenize
 import warnings
@@ -23,6 +22,7 @@ from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 from flowshade.gbuffer.io.errors import ClipError, reason
 from flowshade.gbuffer.io.exr import read_exr
 from flowshade.gbuffer.io.limits import MAX_FRAME_BYTES, check_picture
+from flowshade.gbuffer.io.outputs import replacing
 
 FAST_COMPRESSION = 1
 """zlib level: larger files by a few percent, written several times faster."""
@@ -247,11 +247,14 @@ SUFFIXES = tuple(_READERS)
 
 
 def write_png(path: Path, values: np.ndarray) -> None:
-    """Writes [H, W] or [H, W, 3], uint8 or uint16, red first. The file appears whole or not at all."""
+    """Writes [H, W] or [H, W, 3], uint8 or uint16, red first. The file appears whole or not at all.
+
+    Raises:
+        ClipError: another kind of values, or a place that cannot be written to.
+    """
     stored = values if values.ndim == 2 else cv2.cvtColor(values, cv2.COLOR_RGB2BGR)
     encoded, data = cv2.imencode(".png", stored, [cv2.IMWRITE_PNG_COMPRESSION, FAST_COMPRESSION])
     if not encoded:
         raise ClipError(f"{path}: {values.dtype} {list(values.shape)} cannot be written as PNG; expected 8 or 16 bit.")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(data.tobytes())
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_bytes(data.tobytes())

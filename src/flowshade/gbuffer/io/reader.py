@@ -16,6 +16,8 @@ from torch import Tensor
 
 from flowshade.gbuffer.io.conventions import SIDECAR, ClipConventions
 from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.limits import check_fps
+from flowshade.gbuffer.io.outputs import MAX_NAME_BYTES
 from flowshade.types import CORE_CHANNELS, GBuffer
 
 DEFAULT_FPS = 24.0
@@ -62,28 +64,28 @@ class ClipReader(ABC):
 
     def read(self, start: int = 0, stop: int | None = None) -> GBuffer:
         """Frames `start` to `stop` (excluded) in the one convention of `flowshade.types`."""
-        return self._read(*self._bounds(start, stop))
+        return self._read(*self.bounds(start, stop))
 
     def reference(self, start: int = 0, stop: int | None = None) -> Float[Tensor, "T 3 H W"] | None:
         """The pictures that came with the buffers, display sRGB in [0, 1]; None when there are none."""
-        return self._reference(*self._bounds(start, stop)) if self.info.has_reference else None
+        return self._reference(*self.bounds(start, stop)) if self.info.has_reference else None
 
     def coded(self, start: int = 0, stop: int | None = None) -> dict[str, UInt8[Tensor, "T 3 H W"]]:
         """The file's own 8-bit planes, untouched, by channel: what upstream's models take byte for byte."""
-        return self._coded(*self._bounds(start, stop))
+        return self._coded(*self.bounds(start, stop))
 
     def stored(self, start: int = 0, stop: int | None = None) -> dict[str, tuple[Tensor, int]]:
         """Normals and depth as the files hold them, [T, C, H, W], each with its largest number (1 if floating-point).
 
         For finding out what they mean (`guess_conventions`); only readers of files that do not say it have them.
         """
-        return self._stored(*self._bounds(start, stop))
+        return self._stored(*self.bounds(start, stop))
 
     def windows(self, frames: int, start: int = 0, stop: int | None = None) -> Iterator[GBuffer]:
         """Consecutive runs of `frames` frames, one in memory at a time; the last may be shorter."""
         if frames < 1:
             raise ClipError(f"a window of {frames} frames was asked for; expected 1 or more. Give a positive number.")
-        first, last = self._bounds(start, stop)
+        first, last = self.bounds(start, stop)
         return (self._read(low, min(low + frames, last)) for low in range(first, last, frames))
 
     def close(self) -> None:  # noqa: B027 (most readers hold no file open)
@@ -97,12 +99,13 @@ class ClipReader(ABC):
     ) -> None:
         self.close()
 
-    def _bounds(self, start: int, stop: int | None) -> tuple[int, int]:
+    def bounds(self, start: int, stop: int | None) -> tuple[int, int]:
+        """A run of frames that the clip has. Raises: ClipError if it has none, or not all."""
         stop = len(self) if stop is None else stop
         if not 0 <= start < stop <= len(self):
             raise ClipError(
                 f"{self.info.path}: frames {start} to {stop} were asked for, the clip has {len(self)}; "
-                "give 0 <= start < stop <= frames."
+                "expected one or more of those it has. Give another start, or another number of frames."
             )
         return start, stop
 
@@ -145,6 +148,10 @@ class Format:
 
     def open(self, path: Path, given: ClipConventions, beside: ClipConventions) -> ClipReader:
         """Opens a path with what was given by the caller and what its `gbuffer.json` states."""
+        if path.is_file() and self.name in FOLDERS_ONLY:
+            raise ClipError(
+                f"{path} is a file; format {self.name!r} is read from {self.hint}; expected a folder. Give it, or name another format."
+            )
         takes = self.options()
         for source, conventions in (("", given), (f"{SIDECAR}: ", beside)):
             unknown = [name for name in conventions.stated() if name not in takes]
@@ -154,6 +161,12 @@ class Format:
                     f"{', '.join(sorted(takes))}. Leave it out, or name another format."
                 )
         return self._class()(path, given.over(beside))  # pyright: ignore[reportCallIssue]
+
+
+FOLDERS_ONLY = frozenset(
+    ("clip", "flash", "interiorverse", "replicator", "unreal", "arnold", "vray", "blender", "exr", "pictures")
+)
+"""Formats whose clips cannot be named by one of their files."""
 
 
 def _has(*patterns: str) -> Callable[[Path], bool]:
@@ -287,6 +300,7 @@ def open_clip(path: Path | str, *, format: str | None = None, fps: float | None 
         ClipError: nothing there, an unknown layout, or a layout that contradicts itself.
     """
     path = Path(path)
+    check_name(path)
     if not path.exists():
         raise ClipError(f"{path}: nothing is there; expected a clip folder. Check the path.")
     stated = {"format": format, "fps": fps, **options}
@@ -295,6 +309,16 @@ def open_clip(path: Path | str, *, format: str | None = None, fps: float | None 
     named = format or beside.format
     chosen = _named_format(named) if named is not None else look_for_format(path)
     return chosen.open(path, given, beside)
+
+
+def check_name(path: Path) -> None:
+    """Refuses a path that no system has: not UTF-8, or with a part that is too long. Raises: ClipError."""
+    try:
+        longest = max((len(part.encode()) for part in path.parts), default=0)
+    except UnicodeEncodeError as error:
+        raise ClipError(f"{str(path)!a} is a name that is not UTF-8; rename it.") from error
+    if longest > MAX_NAME_BYTES:
+        raise ClipError(f"{str(path)[:60]}... has a name of {longest} bytes; at most {MAX_NAME_BYTES} can be there.")
 
 
 def read_clip(path: Path | str, *, format: str | None = None, **options: Any) -> GBuffer:
@@ -333,9 +357,7 @@ def settle_fps(given: float | None, stated: float | None, warnings: list[str]) -
     if fps is None:
         warnings.append(f"frames per second are not stated; {DEFAULT_FPS:g} assumed. Give fps=... to change it.")
         return DEFAULT_FPS
-    if fps <= 0:
-        raise ClipError(f"fps is {fps}; expected a positive number of frames per second.")
-    return float(fps)
+    return check_fps(fps, "fps" if given is not None else "fps as stated in the clip")
 
 
 def stack(frames: list[dict[str, Tensor]]) -> dict[str, Tensor]:

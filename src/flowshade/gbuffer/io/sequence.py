@@ -32,7 +32,7 @@ def numbered(
         number_of: how a name tells its frame.
 
     Raises:
-        ClipError: a file without a number, two with the same one, or a gap.
+        ClipError: no file, one without a number, two with the same one, or a gap.
     """
     by_number: dict[int, Path] = {}
     for path in sorted(paths):
@@ -48,6 +48,8 @@ def numbered(
                 "sequence of files a folder. Give each sequence its own folder."
             )
         by_number[number] = path
+    if not by_number:
+        raise ClipError(f"{what}: there is no such file; expected one a frame. Check the path, or the format's name.")
     check_no_gap(sorted(by_number), what)
     return dict(sorted(by_number.items()))
 

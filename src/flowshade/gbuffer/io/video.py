@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,8 @@ from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
 from flowshade.gbuffer.io.errors import ClipError, reason
-from flowshade.gbuffer.io.limits import check_picture
+from flowshade.gbuffer.io.limits import check_fps, check_picture, check_size
+from flowshade.gbuffer.io.outputs import check_file, temporary_beside, writing
 from flowshade.types import Frames
 
 BT709 = 1
@@ -62,11 +63,17 @@ class VideoWriter:
         self.padded = size if lossless else (height + height % 2, width + width % 2)
         _check_video_request(self.path, fps, size, overwrite)
         self._lossless = lossless
-        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        container = av.open(str(self._temporary), "w", format="mp4", options={"movflags": "faststart"})
-        self._container: OutputContainer | None = container
-        self._stream = self._add_stream(container, fps, crf)
+        self._temporary = temporary_beside(self.path)
+        self._container: OutputContainer | None = None
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            container = av.open(_url(self._temporary), "w", format="mp4", options={"movflags": "faststart"})
+            self._container = container
+            try:
+                self._stream = self._add_stream(container, fps, crf)
+            except BaseException:
+                self.discard()
+                raise
 
     def _add_stream(self, container: OutputContainer, fps: float, crf: int) -> av.VideoStream:
         codec, options = ("libx264rgb", {"qp": "0"}) if self._lossless else ("libx264", {"crf": str(crf)})
@@ -81,7 +88,15 @@ class VideoWriter:
         return stream
 
     def append(self, pictures: UInt8[Tensor, "T H W 3"] | np.ndarray | Frames) -> None:
-        """Adds pictures: uint8 [T, H, W, 3] display sRGB, or `Frames`."""
+        """Adds pictures: uint8 [T, H, W, 3] display sRGB, or `Frames`.
+
+        Raises:
+            ClipError: pictures of another kind or size, or a file that cannot be written.
+        """
+        with writing(self.path):
+            self._append(pictures)
+
+    def _append(self, pictures: UInt8[Tensor, "T H W 3"] | np.ndarray | Frames) -> None:
         if self._container is None:
             raise ClipError(f"{self.path} is closed; open another VideoWriter to write more.")
         for picture in self._checked(pictures):
@@ -117,24 +132,32 @@ class VideoWriter:
         """Finishes the file and gives it its name.
 
         Raises:
-            ClipError: no picture was appended.
+            ClipError: no picture was appended, or the file cannot be written.
         """
         if self._container is None:
             return
         if self.frames == 0:
             self.discard()
             raise ClipError(f"{self.path} got no pictures; append at least one before closing.")
-        self._container.mux(self._stream.encode(None))
-        self._container.close()
-        self._container = None
-        self._temporary.replace(self.path)
+        try:
+            with writing(self.path):
+                self._container.mux(self._stream.encode(None))
+                self._container.close()
+                self._container = None
+                self._temporary.replace(self.path)
+        finally:
+            self.discard()
 
     def discard(self) -> None:
         """Removes what was written so far."""
-        if self._container is not None:
-            self._container.close()
-            self._container = None
-        self._temporary.unlink(missing_ok=True)
+        container, self._container = self._container, None
+        try:
+            if container is not None:
+                # On a full disk FFmpeg cannot finish this file either, which is thrown away.
+                with suppress(OSError, av.error.FFmpegError):
+                    container.close()
+        finally:
+            self._temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> VideoWriter:
         return self
@@ -149,12 +172,16 @@ class VideoWriter:
 
 
 def _check_video_request(path: Path, fps: float, size: tuple[int, int], overwrite: bool) -> None:
-    if path.suffix.lower() != ".mp4":
-        raise ClipError(f"{path}: the name ends in {path.suffix or 'nothing'}; expected .mp4. Rename the output.")
-    if fps <= 0 or min(size) < 1:
-        raise ClipError(f"{path}: fps is {fps} and size {size}; expected positive numbers.")
+    check_file(path, ".mp4")
+    check_fps(fps, f"{path}: fps")
+    check_size(size)
     if path.exists() and not overwrite:
-        raise ClipError(f"{path} exists already; give another name or overwrite=True.")
+        raise ClipError(f"{path} exists already; give another name, or --overwrite (overwrite=True in Python).")
+
+
+def _url(path: Path) -> str:
+    """A file's name as FFmpeg takes it: `fog:night.mp4` alone would name a protocol."""
+    return f"file:{path.absolute()}"
 
 
 class VideoReader:
@@ -194,7 +221,7 @@ class VideoReader:
     def _open(self) -> None:
         self.close()
         try:
-            self._container = av.open(str(self.path), metadata_errors="replace")
+            self._container = av.open(_url(self.path), metadata_errors="replace")
         except av.error.FFmpegError as error:
             raise ClipError(
                 f"{self.path} cannot be opened as a video ({reason(error)}); expected MP4 or anything FFmpeg decodes. "
@@ -248,7 +275,7 @@ class VideoReader:
             yield from self._container.decode(self._stream)
         except av.error.FFmpegError as error:
             raise ClipError(
-                f"{self.path} cannot be decoded ({reason(error)}). It is damaged: write it again."
+                f"{self.path} cannot be decoded at frame {self._next} ({reason(error)}). It is damaged: write it again."
             ) from error
 
     def _pictures(self) -> Iterator[np.ndarray]:

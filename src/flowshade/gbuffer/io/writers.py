@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import shutil
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
@@ -20,13 +19,14 @@ from torch import Tensor
 from flowshade.color import srgb_to_linear
 from flowshade.gbuffer.io.cameras import CAMERAS_FILE, save_cameras
 from flowshade.gbuffer.io.channel_video import VIDEO_CHANNELS
-from flowshade.gbuffer.io.coding import CODED_CHANNELS, CodedReader, Coding, CodingFile
+from flowshade.gbuffer.io.coding import CODED_CHANNELS, CodedReader, Coding, CodingFile, check_codable
 from flowshade.gbuffer.io.conventions import SIDECAR, ClipConventions
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.exr import write_exr_parts
 from flowshade.gbuffer.io.flash import ORDER, SIZE, WINDOW_FRAMES
 from flowshade.gbuffer.io.folder import COMPONENTS, ClipWriter, move_into_place
 from flowshade.gbuffer.io.generic_exr import MOTION, MOTION_ATTRIBUTE
+from flowshade.gbuffer.io.outputs import check_folder, temporary_beside, writing
 from flowshade.gbuffer.io.pictures import write_png
 from flowshade.gbuffer.io.reader import ClipReader
 from flowshade.gbuffer.io.upstream import COLUMNS, METADATA
@@ -36,6 +36,7 @@ from flowshade.types import CHANNELS, Camera, GBuffer
 
 OutputFormat = Literal["clip", "exr", "png", "flash", "video", "upstream", "side-by-side"]
 
+INT32_MAX = 2**31 - 1
 EXR_SKY = 1e10
 """Metres, as Blender writes where a ray hits nothing; compositors dislike infinity."""
 WRITTEN = "written by Flowshade"
@@ -64,6 +65,7 @@ class Sink(ABC):
         path: what to make.
         size: height and width of the frames.
         overwrite: replace what Flowshade wrote.
+        start: number of the first frame in the clip, for messages.
 
     Raises:
         ClipError: the format cannot hold such a clip, or the path is taken.
@@ -74,8 +76,8 @@ class Sink(ABC):
     verbatim: bool = False
     """Whether the source's own planes are taken (`copy`) instead of frames (`append`)."""
 
-    def __init__(self, reader: ClipReader, path: Path, size: tuple[int, int], overwrite: bool) -> None:
-        self.path, self.size, self.reader = path, size, reader
+    def __init__(self, reader: ClipReader, path: Path, size: tuple[int, int], overwrite: bool, start: int = 0) -> None:
+        self.path, self.size, self.reader, self.start = path, size, reader, start
         self.channels = tuple(name for name in self.holds if name in reader.info.channels)
         self.frames = 0
         if not self.channels:
@@ -142,14 +144,18 @@ class FolderSink(Sink):
     """A folder that is filled under a temporary name. Subclasses say how, and what shows that Flowshade wrote it."""
 
     def _begin(self, overwrite: bool) -> None:
+        check_folder(self.path)
         if self.path.exists() and not overwrite:
-            raise ClipError(f"{self.path} exists already; give another name or overwrite=True.")
+            raise ClipError(
+                f"{self.path} exists already; give another name, or --overwrite (overwrite=True in Python)."
+            )
         if self.path.exists() and not self._is_ours():
             raise ClipError(f"{self.path} was not written by Flowshade, so it is not overwritten; give another name.")
         self._cameras: list[Camera] = []
-        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        self._temporary = temporary_beside(self.path)
         shutil.rmtree(self._temporary, ignore_errors=True)
-        self._clip.mkdir(parents=True)
+        with writing(self.path):
+            self._clip.mkdir(parents=True)
 
     @property
     def _clip(self) -> Path:
@@ -171,9 +177,14 @@ class FolderSink(Sink):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is not None:
+        try:
+            if kind is None:
+                with writing(self.path):
+                    self._complete()
+        finally:
             shutil.rmtree(self._temporary, ignore_errors=True)
-            return
+
+    def _complete(self) -> None:
         if self._cameras:
             save_cameras(self._clip / CAMERAS_FILE, Camera.cat(self._cameras), self.reader.info.fps, self.size)
         self._finish()
@@ -202,6 +213,8 @@ class CodedSink(FolderSink):
 
     def append(self, gbuffer: GBuffer, rgb: Tensor | None) -> None:
         present = gbuffer.channels()
+        for name in self.channels:
+            check_codable(self.reader.info.path, name, present[name], self.top, self.start + self.frames)
         self._write({name: self._coding.encode(name, present[name], self.top) for name in self.channels}, rgb)
         self._keep_cameras(gbuffer.camera)
         self.frames += gbuffer.frames
@@ -317,12 +330,14 @@ class VideoSink(CodedSink):
         return self._writers[name]
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        if kind is None:
-            self._stack.close()
-        else:
+        if kind is not None:
             for writer in self._writers.values():
                 writer.discard()
         super().__exit__(kind, error, trace)
+
+    def _complete(self) -> None:
+        self._stack.close()
+        super()._complete()
 
 
 def _three_planes(values: Tensor) -> Tensor:
@@ -373,6 +388,9 @@ class ExrSink(FolderSink):
         return stated.exists() and WRITTEN in stated.read_text(encoding="utf-8")
 
     def append(self, gbuffer: GBuffer, rgb: Tensor | None) -> None:
+        if "instance" in self.channels:
+            ids = gbuffer.channels()["instance"]
+            check_codable(self.reader.info.path, "instance", ids, INT32_MAX, self.start + self.frames)
         linear = None if rgb is None else srgb_to_linear(rgb).half().numpy()
         for index in range(gbuffer.frames):
             parts = {} if linear is None else {"beauty": dict(zip("RGB", linear[index], strict=True))}
