@@ -65,12 +65,12 @@ def convert(
         with sink:
             for first in range(start, stop, CHUNK_FRAMES):
                 last = min(first + CHUNK_FRAMES, stop)
-                fitted = None if sink.verbatim else _fitted(reader, first, last, size)
-                with writing(sink.path):
-                    if fitted is None:
-                        sink.copy(first, last)
-                    else:
-                        sink.append(*fitted)
+                if sink.verbatim:
+                    sink.copy(first, last)
+                else:
+                    frames = _fitted(reader, first, last, size)
+                    with writing(sink.path):
+                        sink.append(*frames)
                 if progress is not None:
                     progress(last - start, stop - start)
         return sink.result()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from numbers import Real
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def check_fps(fps: Any, what: str) -> float:
     Raises:
         ClipError: no number, or one outside what a clip can have.
     """
-    if isinstance(fps, bool) or not isinstance(fps, Real) or not SLOWEST_FPS <= fps <= FASTEST_FPS:
+    if isinstance(fps, bool) or not isinstance(fps, int | float | Fraction) or not SLOWEST_FPS <= fps <= FASTEST_FPS:
         raise ClipError(
             f"{what} is {shown(fps)}; expected a positive number of frames per second, {SLOWEST_FPS} to {FASTEST_FPS}. "
             "Give another."

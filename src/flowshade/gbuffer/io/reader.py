@@ -150,7 +150,8 @@ class Format:
         """Opens a path with what was given by the caller and what its `gbuffer.json` states."""
         if path.is_file() and self.name in FOLDERS_ONLY:
             raise ClipError(
-                f"{path} is a file; format {self.name!r} is read from {self.hint}; expected a folder. Give it, or name another format."
+                f"{path} is a file; format {self.name!r} is read from {self.hint}; expected a folder. Give it, or name "
+                "another format."
             )
         takes = self.options()
         for source, conventions in (("", given), (f"{SIDECAR}: ", beside)):

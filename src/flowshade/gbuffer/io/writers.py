@@ -221,7 +221,9 @@ class CodedSink(FolderSink):
 
     def copy(self, start: int, stop: int) -> None:
         planes = self.reader.coded(start, stop)
-        self._write({name: planes[name].int() for name in self.channels}, self.reader.reference(start, stop))
+        rgb = self.reader.reference(start, stop)
+        with writing(self.path):
+            self._write({name: planes[name].int() for name in self.channels}, rgb)
         assert isinstance(self.reader, CodedReader)
         self._keep_cameras(self.reader.cameras(start, stop))
         self.frames += stop - start
