@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from flowshade.color import linear_to_srgb
+from flowshade.errors import FlowshadeError
 from flowshade.evaluation.baselines import AlbedoAffine
 from flowshade.evaluation.metrics import psnr, ssim
 from flowshade.gbuffer.look import LOOKS
@@ -51,6 +52,12 @@ class WorldSuite:
     steps: tuple[int, ...] = (2, 4)
     window: int = 8
     """Frames pushed at a time."""
+
+    def __post_init__(self) -> None:
+        counts = {"worlds": self.worlds, "frames": self.frames, "window": self.window, "looks": len(self.looks)}
+        for name, count in counts.items():
+            if count < 1:
+                raise FlowshadeError(f"the suite has {count} {name}; expected at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +199,9 @@ def evaluate_worlds(
             scores.add("albedo affine", name, affine[name].predict(albedo), reference, suite.window)
             scores.add("no rays", name, plain, reference, suite.window)
             for steps in suite.steps:
-                scores.add(f"compact, {steps} steps", name, results[steps, name], reference, suite.window)
+                scores.add(
+                    f"{renderer.config.name}, {steps} steps", name, results[steps, name], reference, suite.window
+                )
         if index < 2 * len(suite.kinds):
             sheet.append((clip, {name: results[min(suite.steps), name] for name in suite.looks}))
         progress(f"scored {index + 1} of {suite.worlds}: {clip.kind} {clip.seed}")

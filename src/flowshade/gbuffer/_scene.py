@@ -128,6 +128,8 @@ class SceneArrays:
     def _pack_textures(self, model: mujoco.MjModel) -> None:
         """Linear float texels with all their mip levels, level after level."""
         self._slot = {texture: slot for slot, texture in enumerate(self._used)}
+        byte = np.arange(256, dtype=np.float32) / 255
+        linear_of_byte = _linear(byte)
         rows, starts, chunks, total = [], [], [], 0
         self._mean: dict[int, Array] = {}
         for texture, is_colour in self._used.items():
@@ -136,12 +138,11 @@ class SceneArrays:
             first = int(model.tex_adr[texture])
             raw = model.tex_data[first : first + width * height * channels].reshape(height, width, channels)
             raw = np.repeat(raw[..., :1], 3, axis=-1) if channels < 3 else raw[..., :3]
-            texels = raw.astype(np.float32) / 255.0
             space = model.tex_colorspace[texture]
-            if space == mujoco.mjtColorSpace.mjCOLORSPACE_SRGB or (
+            is_srgb = space == mujoco.mjtColorSpace.mjCOLORSPACE_SRGB or (
                 space == mujoco.mjtColorSpace.mjCOLORSPACE_AUTO and is_colour
-            ):
-                texels = _linear(texels)
+            )
+            texels = (linear_of_byte if is_srgb else byte)[raw]
             faces = texels.reshape(6, height // 6, width, 3) if cube else texels[None]
             self._mean[texture] = faces.mean(axis=(0, 1, 2))
             row = (int(cube), width, faces.shape[1], 0, len(starts))

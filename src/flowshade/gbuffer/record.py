@@ -122,7 +122,7 @@ def record_clip(
         The folder.
 
     Raises:
-        ValueError: an unknown look, both or less than one of `seconds` and `frames`, a path that the world lacks, or
+        ValueError: an unknown look, both `seconds` and `frames`, a path that the world lacks, or
             as in `record`.
         ClipError: the folder exists and `overwrite` is false.
     """
@@ -210,9 +210,13 @@ class _Checkpoint:
         self._path.unlink(missing_ok=True)
 
 
+SLOWEST, FASTEST = 0.1, 1000.0
+"""Frames a second that a world is run at."""
+
+
 def _frame_count(seconds: float | None, frames: int | None, fps: float) -> int:
-    if not 0 < fps < math.inf:
-        raise ValueError(f"fps is {fps}; expected a positive number of frames per second.")
+    if not SLOWEST <= fps <= FASTEST:
+        raise ValueError(f"fps is {fps}; expected {SLOWEST:g} to {FASTEST:g} frames per second.")
     if seconds is not None and frames is not None:
         raise ValueError(f"both seconds={seconds} and frames={frames} were given; choose one of them.")
     if frames is None:
@@ -231,7 +235,7 @@ def _path(world: World, path: CameraPath | int) -> CameraPath:
         raise ValueError(f"camera path is {path}; expected 0 or more.")
     if path and not world.rails:
         raise ValueError(f"camera path {path} was asked for, but {world.name} has a single one; expected 0.")
-    return world.paths(path + 1)[path]
+    return world.nth_path(path)
 
 
 def _look(look: str | Look | None) -> tuple[str | None, Look | None]:

@@ -91,7 +91,9 @@ class Tracer:
         """
         height, width = size
         if height < 1 or width < 1 or height * width > _MAX_PIXELS:
-            raise ValueError(f"Tracer got size={size}; expected (height, width) in pixels, each at least 1.")
+            raise ValueError(
+                f"Tracer got size={size}; expected (height, width), each at least 1, and at most {_MAX_PIXELS} pixels."
+            )
         if not 1 <= samples <= 256:
             raise ValueError(f"Tracer got samples={samples}; expected 1 to 256 material samples a pixel.")
         names = tuple(CHANNELS if channels is None else channels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import mujoco
 import numpy as np
 
 from flowshade.world.camera import plan_path
@@ -51,13 +52,16 @@ WORLDS: dict[str, WorldKind] = {
 }
 
 
-def make_world(kind: str, seed: int, *, fps: float = 30.0) -> World:
+def make_world(
+    kind: str, seed: int, *, fps: float = 30.0, extend: Callable[[mujoco.MjSpec], None] | None = None
+) -> World:
     """Makes a world; the same kind and seed always give the same world and the same motion.
 
     Args:
         kind: a name in `WORLDS`.
         seed: any non-negative integer.
         fps: frames a second that `step` advances by.
+        extend: adds bodies of your own before the world is compiled, such as a player's.
 
     Raises:
         WorldError: the kind is unknown or the seed negative.
@@ -69,6 +73,8 @@ def make_world(kind: str, seed: int, *, fps: float = 30.0) -> World:
     family = WORLDS[kind]
     scene = Scene(np.random.default_rng([seed, family.number]))
     captions = family.build(scene)
+    if extend is not None:
+        extend(scene.spec)
     model = scene.compile()
     return World(
         name=kind, seed=seed, description=captions[0], descriptions=captions, model=model,

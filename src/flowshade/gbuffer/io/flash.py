@@ -11,7 +11,8 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from flowshade.gbuffer.io.coding import CodedReader
-from flowshade.gbuffer.io.reader import ClipError
+from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.pictures import open_npy
 from flowshade.gbuffer.io.sequence import numbered
 
 ORDER = ("albedo", "depth", "metallic", "normal", "roughness")
@@ -46,10 +47,7 @@ class FlashReader(CodedReader):
         return frames, (shapes[0][2], shapes[0][3]), None
 
     def _map(self, path: Path) -> np.ndarray:
-        try:
-            window = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
-            raise ClipError(f"{path} cannot be read as a NumPy array ({error}). Write or copy it again.") from error
+        window = open_npy(path)
         if window.dtype != np.uint8 or window.ndim != 5 or window.shape[1] != len(ORDER) or window.shape[4] != 3:
             raise ClipError(
                 f"{path} is {window.dtype} {list(window.shape)}; expected uint8 [frames, {len(ORDER)}, height, "
