@@ -3,8 +3,8 @@
     python benchmarks/render.py                                  # 240x416 on a CPU, 480x832 on a GPU
     python benchmarks/render.py --size 480x832 --device cuda --steps 2 --window 16 --windows 100
 
-Counted: copying buffers to the device, encoding them, the history, the transformer's steps, decoding, and pictures
-lying on the device in [0, 1]. Not counted: reading and tracing buffers, encoding text, writing video. The first windows
+Counted: encoding buffers that lie on the device, the history, the transformer's steps, decoding, and pictures lying on
+the device in [0, 1]. Not counted: reading, tracing and copying buffers, encoding text, writing video. The first windows
 are warm-up, until the memory of the past is full. Prints a markdown row; `--json FILE` also keeps everything.
 """
 

@@ -1,12 +1,13 @@
-"""How many G-buffers a second the tracer makes, and reference pictures with them.
+"""How many G-buffers a second the tracer makes, and reference pictures with them: direct light, and path-traced.
 
     python benchmarks/trace.py                                   # CPU, and CUDA where there is a device
-    python benchmarks/trace.py --device cuda --size 480x832 --looks 3
+    python benchmarks/trace.py --device cuda --size 480x832 --what paths --paths 16
 
 Counted, per frame: new poses to the device and the BVH refit (`update`), all channels (`gbuffer`), and in the second
-row of each pair one reference picture as well (`shade`). Physics is not counted. Frames follow the world's own camera
-path. On a GPU frames per second are taken over all frames together, queued without waiting, and the median and p99 from
-frames waited for one by one. Prints a markdown table; `--json FILE` also keeps it.
+and third row of each world one reference picture as well (`shade`). Physics is not counted. Frames follow the world's
+own camera path. On a GPU frames per second are taken over all frames together, queued without waiting, and the median
+and p99 from frames waited for one by one. Prints each row of a markdown table as soon as it is measured; `--json FILE`
+also keeps them, row by row.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -91,42 +92,46 @@ def timed(frame: Callable[[int], None], frames: int, device: torch.device, label
         frame(index)
         wait(device)
         each.append(1000 * (time.perf_counter() - started))
-        print(f"\r{label}: {index + 1}/{frames}", end="", file=sys.stderr)
-    print(file=sys.stderr)
+        if sys.stderr.isatty():
+            print(f"\r{label}: {index + 1}/{frames}", end="" if index + 1 < frames else "\n", file=sys.stderr)
     return together, each
 
 
-def measure(world: World, size: tuple[int, int], device: torch.device, args: argparse.Namespace) -> list[Result]:
-    tracer = Tracer(world.model, size=size, device=device, samples=args.samples, threads=args.threads)
+def measure(world: World, size: tuple[int, int], device: torch.device, args: argparse.Namespace) -> Iterator[Result]:
     cameras = camera_at(world.camera_path, np.arange(args.frames) / world.fps, *size)
     views: list[Camera] = [cameras[index : index + 1] for index in range(args.frames)]
     stream = stream_frame(views[0].pose[0])
     data = world.reset()
-    look = LOOKS[args.look]
-
-    def trace(index: int) -> None:
-        tracer.update(data)
-        tracer.gbuffer(views[index], previous=views[max(index - 1, 0)])
-
-    def trace_and_shade(index: int) -> None:
-        trace(index)
-        tracer.shade(look, stream=stream)
-
     step(world, data)
-    results = []
-    for what, frame in (("G-buffer", trace), (f"G-buffer and picture ({args.look})", trace_and_shade)):
-        frames = args.frames if what == "G-buffer" or device.type == "cuda" else max(args.frames // 5, 2)
-        label = f"{world.name} {size[0]}x{size[1]} {device.type}, {what}"
-        together, each = timed(frame, frames, device, label)
-        results.append(
-            Result(
-                hardware=machine(device, args.threads), date=date.today().isoformat(), world=world.name,
-                triangles=tracer.triangles, geoms=world.model.ngeom, size=size, samples=args.samples,
-                what=what, frames=frames, frames_per_second=together,
-                median_ms=float(np.median(each)), p99_ms=float(np.percentile(each, 99)),
-            )
+    look = LOOKS[args.look]
+    for what in args.what:
+        reference = "paths" if what == "paths" else "direct"
+        tracer = Tracer(
+            world.model, size=size, device=device, samples=args.samples, threads=args.threads, reference=reference,
+            paths=args.paths,
         )  # fmt: skip
-    return results
+
+        def frame(index: int, tracer: Tracer = tracer, shaded: bool = what != "buffers") -> None:
+            tracer.update(data)
+            tracer.gbuffer(views[index], previous=views[max(index - 1, 0)])
+            if shaded:
+                tracer.shade(look, stream=stream)
+
+        words = {
+            "buffers": "G-buffer",
+            "direct": f"G-buffer and picture ({args.look}, direct light)",
+            "paths": f"G-buffer and picture ({args.look}, {args.paths} paths)",
+        }[what]
+        slow = {"buffers": 1, "direct": 5, "paths": 10}[what] if device.type == "cpu" else 1
+        frames = max(args.frames // slow, 2)
+        label = f"{world.name} {size[0]}x{size[1]} {device.type}, {words}"
+        together, each = timed(frame, frames, device, label)
+        yield Result(
+            hardware=machine(device, args.threads), date=date.today().isoformat(), world=world.name,
+            triangles=tracer.triangles, geoms=world.model.ngeom, size=size, samples=args.samples,
+            what=words, frames=frames, frames_per_second=together,
+            median_ms=float(np.median(each)), p99_ms=float(np.percentile(each, 99)),
+        )  # fmt: skip
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -141,13 +146,16 @@ def main() -> None:
     parser.add_argument("--world", nargs="+", default=["street", "hills"])
     parser.add_argument("--seed", type=int, default=0, help="of the worlds")
     parser.add_argument("--look", default="sunny", choices=LOOKS)
+    parser.add_argument("--what", nargs="+", default=["buffers", "direct", "paths"],
+                        choices=["buffers", "direct", "paths"])  # fmt: skip
+    parser.add_argument("--paths", type=int, default=16, help="path samples a pixel")
     parser.add_argument("--samples", type=int, default=4, help="material samples a pixel")
     parser.add_argument("--frames", type=int, default=0, help="default: 20 on a CPU, 300 on a GPU")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: all cores)")
     parser.add_argument("--json", type=Path, help="also write the results here")
     args = parser.parse_args()
     given, results = args.frames, []
-    print(HEADER)
+    print(HEADER, flush=True)
     for name in args.device:
         device = torch.device(name)
         args.frames = given or (300 if device.type == "cuda" else 20)
@@ -156,8 +164,8 @@ def main() -> None:
                 for result in measure(make_world(kind, args.seed), size, device, args):
                     results.append(result)
                     print(result.row(), flush=True)
-    if args.json:
-        args.json.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
+                    if args.json:
+                        args.json.write_text(json.dumps([asdict(each) for each in results], indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def demo(out: Path) -> None:
     run(f"inspect {blender}")
     run(
         f"render {blender} -o {place}/plaza.mp4 --prompt 'a paved plaza with columns and statues' "
-        "--style sunset_dramatic --compare --sheet"
+        "--style sunset --compare --sheet"
     )
     run(f"world record street --seed 3 --seconds 10 --fps 24 --size 240x416 -o {place}/street-clip --overwrite")
     run(

@@ -147,3 +147,24 @@ def test_keyframes_move_to_the_first_frame_of_their_group() -> None:
     assert keyframes_from({3: "a", 4: "b", 11: "c"}, 6, 12) == {6: "b", 10: "c"}  # groups count from the start
     segments = plan_segments({0: "a", 8: "b"}, 14)
     assert [(part.start, part.stop, part.caption) for part in segments] == [(0, 8, "a"), (8, 14, "b")]
+
+
+def test_a_prompt_that_would_never_be_seen_is_refused(renderer: StyledRenderer, small_gbuffer: GBuffer) -> None:
+    with pytest.raises(PromptError, match="would never be seen"):
+        renderer.render(small_gbuffer, "sunny", prompts_at={2: "fog"})
+    with pytest.raises(PromptError, match="two prompts fall on frames 4 to 7"):
+        keyframes_from({4: "a", 6: "b"}, 0, 14)
+    assert keyframes_from({0: "a", 3: "b"}, 4, 14) == {4: "b"}
+
+
+@pytest.mark.parametrize("size", [(0, 16), (-1, 5)])
+def test_impossible_sizes_are_found_before_the_first_frame(
+    renderer: StyledRenderer, small_gbuffer: GBuffer, size: tuple[int, int]
+) -> None:
+    with pytest.raises(FlowshadeError, match="expected \\(height, width\\)"):
+        renderer.render(small_gbuffer, size=size)
+
+
+def test_other_types_of_numbers_are_refused(debug_model: Path) -> None:
+    with pytest.raises(FlowshadeError, match="expected torch.float32"):
+        load_renderer(debug_model, device="cpu", dtype=torch.int8)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from flowshade.cli import main
-from flowshade.gbuffer.io import VideoReader, open_clip
+from flowshade.gbuffer.io import VideoReader, open_clip, write_clip
 from flowshade.gbuffer.io.pictures import write_png
 from flowshade.renderer.renderer import Renderer
 
@@ -141,7 +143,13 @@ def test_a_failed_render_keeps_the_old_video(small_clip: Path, debug_model: Path
         (["--fps", "nan"], "fps is nan; expected a positive number"),
         (["--fps", "inf"], "fps is inf; expected a positive number"),
         (["--fps", "1e-9"], "fps is 1e-09; expected a positive number"),
-        (["--size", "100000x100000"], "out of memory; give a smaller --size"),
+        (["--size", "100000x100000"], "size is 100000x100000; expected 1 to 32768 pixels a side"),
+        (["--size", f"{'9' * 5000}x4"], "cannot be read; expected HxW in pixels"),
+        (["--prompt-at", f"{'9' * 5000}:a"], "expected FRAME:TEXT"),
+        (["--output", f"{'a' * 236}.mp4", "--compare"], "expected at most"),
+        (["--output", ".mp4"], "the output is called .mp4; expected a name that ends in .mp4, such as out.mp4"),
+        (["--output", "caf\udce9.mp4"], "has a name that is not UTF-8"),
+        (["--frames", "9" * 30], "the clip has 14"),
     ],
 )
 def test_mistakes_are_sentences(small_clip: Path, debug_model: Path, options: list[str], message: str, capsys) -> None:
@@ -258,5 +266,63 @@ def test_world_record_then_render(debug_model: Path, capsys) -> None:
     assert main([*record, "--look", "sunyn"]) == 2
     assert "unknown look 'sunyn'; expected one of sunny" in capsys.readouterr().err
     assert main(["world", "record", "city", "-o", "c"]) == 2
-    assert "unknown world 'city'; expected one of street, hills, or the path" in capsys.readouterr().err
+    assert "unknown world 'city'; expected one of street, hills," in capsys.readouterr().err
     assert files() == {"clip", "out.mp4", "out.json"}
+
+
+def test_render_takes_reader_flags_and_records_them(small_clip: Path, debug_model: Path, capsys) -> None:
+    command = ["render", str(small_clip), "-o", "out.mp4", "--model", str(debug_model), "--device", "cpu"]
+    assert main([*command, "--unit", "cm"]) == 2
+    assert "'unit' is not one of format" in capsys.readouterr().err
+    assert not Path("out.mp4").exists()
+    assert main(["convert", str(small_clip), "png", "--to", "png", "--frames", "4"]) == 0
+    command[1] = "png"
+    assert main([*command, "--normal-axes", "directx", "--depth-code", "far:100"]) == 0
+    record = json.loads(Path("out.json").read_text())
+    assert record["conventions"] == {"normal_axes": "directx", "depth_code": "far:100"}
+
+
+def test_values_that_are_not_finite_are_said_once(small_clip: Path, debug_model: Path, capsys) -> None:
+    with open_clip(small_clip) as clip:
+        gbuffer = clip.read(0, 8)
+    assert gbuffer.roughness is not None
+    gbuffer.roughness[5, 0, 2, 3] = float("nan")
+    write_clip("spoilt", gbuffer, fps=24)
+    assert render(Path("spoilt"), debug_model, "--window", "4") == 0
+    said = capsys.readouterr().err
+    assert said.count("roughness holds 1 values that are not finite, the first in frame 5") == 1
+
+
+def test_a_terminated_render_leaves_nothing(small_clip: Path, debug_model: Path, monkeypatch) -> None:
+    push, count = Renderer.push, 0
+
+    def terminated(self, *arguments, **options):
+        nonlocal count
+        count += 1
+        if count == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return push(self, *arguments, **options)
+
+    monkeypatch.setattr(Renderer, "push", terminated)
+    before = signal.getsignal(signal.SIGTERM)
+    assert render(small_clip, debug_model, "--window", "4", "--compare") == 130
+    assert files() == set()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_render_that_cannot_be_is_refused_before_the_model_is_loaded(small_clip: Path, capsys) -> None:
+    assert render(small_clip, Path("absent.safetensors"), output="out.avi") == 2
+    assert "ends in .mp4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--fps", "1e-9", "--frames", "2"], "fps is 1e-09; expected 0.1 to 1000"),
+        (["--size", "100000x100000"], "pixels"),
+    ],
+)
+def test_impossible_recordings_are_sentences(options: list[str], message: str, capsys) -> None:
+    assert main(["world", "record", "street", "-o", "clip", *options]) == 2
+    assert message in capsys.readouterr().err
+    assert files() == set()

@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "gbuffer": {"world"},
     "codec": {"nn"},
     "renderer": {"nn", "codec"},
-    "inverse": {"nn", "codec"},
+    "inverse": {"nn"},
     "checkpoints": {"codec", "renderer", "inverse"},
     "upstream": BELOW_API,
     "budget": BELOW_API,

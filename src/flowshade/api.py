@@ -100,6 +100,19 @@ class StyledRenderer:
         return self.model.device
 
     @property
+    def shared(self) -> Renderer:
+        """The network, which several streams can share.
+
+        Raises:
+            FlowshadeError: it is one of upstream's, which serve one stream.
+        """
+        if not isinstance(self.model, Renderer):
+            raise FlowshadeError(
+                f"model {self.name!r} serves one stream; expected one for several. Take {COMPACT!r} to play."
+            )
+        return self.model
+
+    @property
     def dtype(self) -> torch.dtype:
         """What matrix products run in."""
         return self.model.autocast_dtype or self.model.transformer.dtype
@@ -211,12 +224,20 @@ class StyledRenderer:
 
         A `timer` is told how long the stages take: read, encode, history, transformer, decode.
         """
+        if size is not None and (len(size) != 2 or min(size) < 1):
+            raise FlowshadeError(f"size is {size}; expected (height, width) in pixels, each at least 1.")
         clip = open_clip(clip) if isinstance(clip, (str, Path)) else clip
         stop = _check_span(clip, start, frames)
         window = self.model.config.window if window is None else window
         if window < 1 or window % FRAMES_PER_LATENT:
             raise FlowshadeError(f"window is {window} frames; expected a multiple of {FRAMES_PER_LATENT}, such as 8.")
-        prompts = {start: prompt, **keyframes_from(prompts_at or {}, start, stop)}
+        prompts = keyframes_from(prompts_at or {}, start, stop)
+        if prompt and start in prompts:
+            raise PromptError(
+                f"the prompt {prompt!r} would never be seen: {prompts[start]!r} takes over within the first "
+                f"{FRAMES_PER_LATENT} frames. Give one of them, or a later frame."
+            )
+        prompts = {start: prompt, **prompts}
         segments = plan_segments({at: self.compose(text, style) for at, text in prompts.items()}, stop)
         self.encoder.encode([segment.caption for segment in segments])  # a prompt that is too long fails here
         return self._stream(clip, segments, sun, seed, window, size, progress, timer)
@@ -286,6 +307,7 @@ def load_renderer(
 
     Raises:
         CheckpointError: weights that are missing, or are not what was expected.
+        FlowshadeError: another dtype, an unknown device, or an impossible number of steps.
     """
     if name == FLASH:
         given = None if checkpoint is None else Path(checkpoint)
@@ -308,6 +330,8 @@ def load_renderer(
             f"unknown model {str(name)!r}; expected {COMPACT!r}, {FLASH!r} or the path of a .safetensors file of "
             "Flowshade's."
         )
+    if dtype not in (None, torch.float32, torch.bfloat16):
+        raise FlowshadeError(f"dtype is {dtype}; expected torch.float32, torch.bfloat16 or None.")
     chosen = choose_device(device)
     model = load_renderer_file(path, chosen)
     if dtype is None:
@@ -328,7 +352,7 @@ def keyframes_from(prompts_at: Mapping[int, str], start: int, stop: int) -> dict
     A keyframe before `start` counts from `start` on (the latest of them); one at or after `stop` is an error.
 
     Raises:
-        PromptError: a keyframe that lies beyond the last frame, or below 0.
+        PromptError: a keyframe that lies beyond the last frame, or below 0, or two in one latent group.
     """
     moved: dict[int, str] = {}
     for frame in sorted(prompts_at):
@@ -337,7 +361,13 @@ def keyframes_from(prompts_at: Mapping[int, str], start: int, stop: int) -> dict
                 f"a prompt was given for frame {frame}; expected 0 to {stop - 1}, the frames that are rendered."
             )
         offset = max(frame - start, 0)
-        moved[start + offset - offset % FRAMES_PER_LATENT] = prompts_at[frame]
+        at = start + offset - offset % FRAMES_PER_LATENT
+        if at in moved and frame > start and moved[at] != prompts_at[frame]:
+            raise PromptError(
+                f"two prompts fall on frames {at} to {at + FRAMES_PER_LATENT - 1}, which are made together: "
+                f"{moved[at]!r} and {prompts_at[frame]!r} (frame {frame}). Move one of them."
+            )
+        moved[at] = prompts_at[frame]
     return moved
 
 

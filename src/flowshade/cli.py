@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from flowshade.errors import FlowshadeError
 
@@ -22,6 +25,55 @@ if TYPE_CHECKING:
 app = tyro.extras.SubcommandApp()
 world_app = tyro.extras.SubcommandApp()
 models_app = tyro.extras.SubcommandApp()
+data_app = tyro.extras.SubcommandApp()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What the files of a clip do not say about themselves; these go before gbuffer.json beside the clip."""
+
+    albedo_code: Annotated[Literal["srgb", "linear"] | None, arg(help="How albedo is stored.")] = None
+    normals: Annotated[
+        Literal["camera", "world", "depth", "skip"] | None,
+        arg(help="The space of normals; depth rebuilds them from depth, skip leaves them out."),
+    ] = None
+    normal_axes: Annotated[
+        Literal["opengl", "directx", "opencv"] | None,
+        arg(help="Of camera-space normals: opengl is Y up, Z to the viewer; directx Y down; opencv Y down, Z away."),
+    ] = None
+    normal_code: Annotated[
+        Literal["signed", "half"] | None, arg(help="Of floating-point normals: as they are, or (n+1)/2.")
+    ] = None
+    up: Annotated[Literal["x", "y", "z"] | None, arg(help="Of world-space normals: the axis that points up.")] = None
+    handedness: Annotated[Literal["right", "left"] | None, arg(help="Of world-space normals.")] = None
+    depth_kind: Annotated[
+        Literal["planar", "ray"] | None, arg(help="Along the optical axis, or distance to the camera's centre.")
+    ] = None
+    depth_code: Annotated[
+        str | None,
+        arg(
+            metavar="CODE",
+            help="linear, inverse:S, unit:METRES, far:METRES, disparity:K, reversed-z:NEAR[,FAR] or z-buffer:NEAR,FAR.",
+        ),
+    ] = None
+    order: Annotated[
+        Literal["rgb", "bgr"] | None, arg(help="Of planes in pictures and videos: bgr if red and blue are exchanged.")
+    ] = None
+    bits: Annotated[
+        int | None, arg(metavar="N", help="Bits that integers use, where a file's own are more (10 in a 16-bit PNG).")
+    ] = None
+    unit: Annotated[
+        str | None, arg(metavar="UNIT", help="Of linear distances: m, cm, mm, km, in, ft, or metres a unit.")
+    ] = None
+    fov: Annotated[float | None, arg(metavar="DEGREES", help="Horizontal field of view.")] = None
+    cameras: Annotated[Path | None, arg(metavar="JSON", help="The cameras file.")] = None
+    layer: Annotated[str | None, arg(metavar="NAME", help="The view layer of EXR files that hold several.")] = None
+
+    def stated(self) -> dict[str, Any]:
+        """What was given, as reader options."""
+        values = {name: value for name, value in vars(self).items() if value is not None}
+        return values | ({"cameras": str(self.cameras)} if self.cameras is not None else {})
+
 
 Checkpoint = Annotated[
     Path | None,
@@ -31,6 +83,10 @@ Device = Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda or cuda:N; aut
 Fps = Annotated[float | None, arg(metavar="FPS", help="Frames a second; by default what the clip states.")]
 Format = Annotated[str | None, arg(metavar="NAME", help="Read it as this format instead of finding out.")]
 FrameCount = Annotated[int | None, arg(metavar="N", help="How many frames; by default all.")]
+MOST_DIGITS = 12
+"""Of whole numbers in sizes and keyframes."""
+NOTHING_STATED = Reading()
+ReadingFlags = Annotated[Reading, OmitArgPrefixes]
 Size = Annotated[str | None, arg(metavar="HxW", help="Height and width in pixels, such as 240x416.")]
 TextDevice = Annotated[
     str, arg(metavar="NAME", help="Where upstream's text encoder runs, 11.4 GB: auto (with the model), cpu, cuda:N.")
@@ -41,9 +97,10 @@ StylesFile = Annotated[Path | None, arg(metavar="FILE", help="A further styles f
 def main(args: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status. A user's mistake is one sentence on stderr and status 2."""
     try:
-        app.cli(prog="flowshade", description="G-buffers and a prompt in, a styled video out.", args=args)
+        with _stopped_cleanly():
+            app.cli(prog="flowshade", description="G-buffers and a prompt in, a styled video out.", args=args)
     except KeyboardInterrupt:
-        print("\nstopped; nothing half-written was left behind.", file=sys.stderr)
+        print("\nstopped.", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:
         if os.environ.get("FLOWSHADE_DEBUG") == "1":
@@ -58,17 +115,49 @@ def main(args: Sequence[str] | None = None) -> int:
     return 0
 
 
+@contextmanager
+def _stopped_cleanly() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does, so that temporary files are removed."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @app.command
 def inspect(
     path: Annotated[Positional[Path], arg(metavar="PATH", help="A clip: a folder or a file.")],
     format: Format = None,
     fps: Fps = None,
     sheet: Annotated[Path | None, arg(metavar="PNG", help="Also write a contact sheet of all channels.")] = None,
+    guess: Annotated[
+        bool, arg(help="Find out from the values what the files do not say: axes, spaces, depth, unit; with evidence.")
+    ] = False,
+    write: Annotated[bool, arg(help="With --guess: write the proposal to gbuffer.json beside the clip.")] = False,
+    reading: ReadingFlags = NOTHING_STATED,
 ) -> None:
     """Say what a clip holds: format, frames, size, channels found and missing, ranges, axes, warnings."""
-    from flowshade.gbuffer.io import inspect_clip
+    from flowshade.gbuffer.io import check_sheet, guess_conventions, inspect_clip
 
-    found = inspect_clip(path, format=format, fps=fps)
+    if write and not guess:
+        raise FlowshadeError("--write goes with --guess; give both to write what is proposed.")
+    if guess:
+        proposal = guess_conventions(path, format=format, **reading.stated())
+        print(proposal)
+        print(f"  wrote     {proposal.save()}" if write else "  Write it to gbuffer.json with --guess --write.")
+        return
+    if sheet is not None:
+        check_sheet(sheet, path)
+    found = inspect_clip(path, format=format, fps=fps, **reading.stated())
     print(found)
     if sheet is not None:
         found.save_sheet(sheet)
@@ -80,8 +169,12 @@ def convert(
     source: Annotated[Positional[Path], arg(metavar="SRC", help="A clip: a folder or a file.")],
     target: Annotated[Positional[Path], arg(metavar="DST", help="Where to write.")],
     to: Annotated[
-        Literal["clip", "png", "flash", "video"],
-        arg(help="clip: Flowshade's own, lossless; png: 16 bit; flash: upstream's windows; video: one a channel."),
+        Literal["clip", "exr", "png", "flash", "video", "upstream", "side-by-side"],
+        arg(
+            help="clip: Flowshade's own, lossless; exr: lossless, a part a channel, for Blender and Nuke; png: 16 bit; "
+            "flash: upstream's windows; video: one a channel; upstream: its dataset's layout; side-by-side: one MP4 to "
+            "look at."
+        ),
     ] = "clip",
     format: Format = None,
     fps: Fps = None,
@@ -89,6 +182,7 @@ def convert(
     start: Annotated[int, arg(metavar="N", help="First frame.")] = 0,
     frames: FrameCount = None,
     overwrite: Annotated[bool, arg(help="Replace DST if it exists.")] = False,
+    reading: ReadingFlags = NOTHING_STATED,
 ) -> None:
     """Convert a clip to another layout, window by window."""
     from flowshade.gbuffer import io
@@ -105,6 +199,7 @@ def convert(
             progress=progress,
             source_format=format,
             fps=fps,
+            **reading.stated(),
         )
     print(f"wrote {done.path}: {done.frames} frames of {', '.join(done.channels)} as {done.format}")
     for note in done.notes:
@@ -127,7 +222,7 @@ def render(
         arg(metavar='FRAME:"TEXT"', help="A prompt that takes over at a frame of the clip; may be repeated."),
     ] = (),
     steps: Annotated[
-        int | None, arg(metavar="N", help="Denoising steps a window; fewer are faster. By default the model's own.")
+        int | None, arg(metavar="N", help="Denoising steps a window, fewer are faster; by default the model's own.")
     ] = None,
     seed: Annotated[int, arg(metavar="N", help="The same seed on the same machine gives the same video.")] = 0,
     window: Annotated[
@@ -150,21 +245,13 @@ def render(
     format: Format = None,
     compare: Annotated[bool, arg(help="Also write OUT.compare.mp4: the buffers beside the result.")] = False,
     sheet: Annotated[bool, arg(help="Also write OUT.sheet.png: a few frames, their buffers and the result.")] = False,
+    reading: ReadingFlags = NOTHING_STATED,
 ) -> None:
     """Render a clip to a video in the look that a prompt and a style ask for. Writes OUT.json beside it."""
     from flowshade import report
     from flowshade.api import load_renderer
 
     path, windows = _one_clip(clip)
-    renderer = load_renderer(
-        model,
-        checkpoint=checkpoint,
-        text_device=text_device,
-        device=device,
-        dtype=_parse_dtype(dtype),
-        steps=steps,
-        styles=styles,
-    )
     job = report.RenderJob(
         clip=path,
         windows=windows,
@@ -179,8 +266,19 @@ def render(
         frames=frames,
         fps=fps,
         format=format if windows is None else "flash",
+        conventions=reading.stated(),
         compare=compare,
         sheet=sheet,
+    )
+    report.check(job)  # before the model is loaded
+    renderer = load_renderer(
+        model,
+        checkpoint=checkpoint,
+        text_device=text_device,
+        device=device,
+        dtype=_parse_dtype(dtype),
+        steps=steps,
+        styles=styles,
     )
     with _progress("rendering") as progress:
         outcome = report.render_to_files(job, renderer, progress, _warn)
@@ -237,6 +335,11 @@ def world_record(
     ] = "none",
     samples: Annotated[int, arg(metavar="N", help="Material samples a pixel.")] = 4,
     sampling_seed: Annotated[int, arg(metavar="N", help="Of the sampling pattern: other noise, the same world.")] = 0,
+    reference: Annotated[
+        Literal["direct", "paths"], arg(help="How the picture is made: direct light (fast), or path-traced.")
+    ] = "direct",
+    blur: Annotated[int, arg(metavar="N", help="Also keep a motion-blurred picture of N sub-frames.")] = 0,
+    resume: Annotated[bool, arg(help="Go on with a recording of the same settings that was stopped.")] = False,
     device: Device = "auto",
     overwrite: Annotated[bool, arg(help="Replace DIR if it exists.")] = False,
 ) -> None:
@@ -257,6 +360,9 @@ def world_record(
             seed=sampling_seed,
             path=path,
             samples=samples,
+            reference=reference,
+            blur=blur,
+            resume=resume,
             overwrite=overwrite,
             progress=progress,
         )
@@ -449,6 +555,50 @@ def budget(
 app.command(world_app, name="world", help="Procedural worlds: list them, record clips from them.")
 
 
+@data_app.command(name="generate")
+def data_generate(
+    output: Annotated[Path, arg(name="output", aliases=["-o"], metavar="DIR", help="The dataset folder.")],
+    kinds: Annotated[tuple[str, ...], arg(metavar="KIND", help="Kinds of world, taken in turn.")] = (
+        "street", "hills", "yard", "rooms", "harbour",
+    ),
+    clips: Annotated[int, arg(metavar="N", help="How many clips.")] = 10,
+    seconds: Annotated[float, arg(metavar="S", help="Length of a clip.")] = 10.0,
+    size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "720x1280",
+    fps: Annotated[float, arg(metavar="FPS", help="Frames a second.")] = 30.0,
+    look: Annotated[str, arg(metavar="NAME", help="A look, any (one drawn for each clip), or none.")] = "any",
+    reference: Annotated[
+        Literal["direct", "paths"], arg(help="How pictures are made: direct light (fast), or path-traced.")
+    ] = "paths",
+    blur: Annotated[int, arg(metavar="N", help="Also keep motion-blurred pictures of N sub-frames.")] = 0,
+    seed: Annotated[int, arg(metavar="N", help="Of the first clip's world.")] = 0,
+    workers: Annotated[int, arg(metavar="N", help="Processes; 0 records in this one.")] = 0,
+    device: Device = "auto",
+    project_only: Annotated[bool, arg(help="Say what disk and time it would take, and stop.")] = False,
+) -> None:  # fmt: skip
+    """Record a dataset of clips from many worlds; what is complete is kept when it is run again."""
+    from flowshade.dataset.generate import DatasetPlan, generate, project
+    from flowshade.device import choose_device
+
+    plan = DatasetPlan(
+        kinds=kinds, clips=clips, seconds=seconds, size=_parse_size(size), fps=fps, look=look, reference=reference,
+        blur=blur, first_seed=seed,
+    )  # fmt: skip
+    chosen = str(choose_device(device))
+    projection = project(plan, workers=max(workers, 1), device=chosen)
+    print(f"projected: {projection.text()}")
+    if project_only:
+        return
+    with _progress("recording", "clips") as progress:
+        index = generate(plan, output, workers=workers, device=chosen, progress=progress)
+    print(
+        f"wrote {output}: {len(index['clips'])} clips, {index['frames']:,} frames, {index['bytes'] / 2**20:.1f} MiB "
+        f"(projected {projection.bytes / 2**20:.1f}) in {index['seconds']:.1f} s (projected {projection.seconds:.1f})"
+    )
+
+
+app.command(data_app, name="data", help="Datasets of recorded clips.")
+
+
 @app.command
 def train(
     preset: Annotated[
@@ -496,6 +646,43 @@ def train(
 
 
 @app.command
+def play(
+    world: Annotated[str, arg(metavar="KIND", help="A kind of world; see: flowshade world list.")] = "street",
+    seed: Annotated[int, arg(metavar="N", help="Which world of that kind.")] = 0,
+    mjcf: Annotated[Path | None, arg(metavar="FILE", help="An MJCF or URDF file instead.")] = None,
+    clip: Annotated[Path | None, arg(metavar="DIR", help="A clip of G-buffers instead, round and round.")] = None,
+    model: Annotated[
+        str, arg(metavar="NAME", help="A model's name, or the path of its .safetensors file.")
+    ] = "compact",
+    size: Annotated[
+        str | None, arg(metavar="HxW", help="Height and width in pixels; by default 128x224, on a GPU 480x832.")
+    ] = None,
+    fps: Annotated[float | None, arg(metavar="FPS", help="World ticks a second; by default 30, on a GPU 60.")] = None,
+    steps: Annotated[int | None, arg(metavar="N", help="Denoising steps when there is time; default: the model's.")] = (
+        None
+    ),
+    window: Annotated[int, arg(metavar="N", help="Frames rendered together; 4 answers soonest.")] = 4,
+    sessions: Annotated[int, arg(metavar="N", help="Players at a time.")] = 8,
+    device: Device = "auto",
+    host: Annotated[str, arg(metavar="NAME", help="Where to listen; only this machine can connect by default.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, arg(metavar="N", help="Where to listen.")] = 8765,
+    token: Annotated[str | None, arg(metavar="TEXT", help="Players must give it: http://.../?token=TEXT")] = None,
+    push: Annotated[bool, arg(help="Also take windows of G-buffers from engines; see docs/play.md.")] = False,
+) -> None:
+    """Play in a world in the browser, and change its look by typing. Needs: pip install 'flowshade[play]'."""
+    from flowshade.play.launch import Launch, run
+
+    launch = Launch(
+        world=world, seed=seed, mjcf=mjcf, clip=clip, model=model, size=None if size is None else _parse_size(size),
+        fps=fps, steps=steps, window=window, sessions=sessions, device=device, host=host, port=port, token=token,
+        push=push,
+    )  # fmt: skip
+    run(launch, announce=lambda address: print(f"playing at {address} (Ctrl+C ends it)", flush=True))
+
+
+@app.command
 def version() -> None:
     """Print the versions of Flowshade and of what its results depend on."""
     from flowshade.provenance import versions
@@ -537,8 +724,8 @@ def _make_world(kind: str, seed: int) -> World:
     path = Path(kind)
     if kind in WORLDS:
         return make_world(kind, seed)
-    if path.suffix in (".xml", ".urdf"):
-        return load_urdf(path) if path.suffix == ".urdf" else load_mjcf(path)
+    if path.suffix.lower() in (".xml", ".urdf"):
+        return load_urdf(path) if path.suffix.lower() == ".urdf" else load_mjcf(path)
     raise FlowshadeError(
         f"unknown world {kind!r}; expected one of {', '.join(WORLDS)}, or the path of an MJCF (.xml) or URDF file."
     )
@@ -557,17 +744,26 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _parse_size(text: str) -> tuple[int, int]:
     height, by, width = text.lower().partition("x")
-    if not (by and height.isdecimal() and width.isdecimal() and int(height) and int(width)):
-        raise FlowshadeError(f"size {text!r} cannot be read; expected HxW in pixels, such as 240x416.")
-    return int(height), int(width)
+    if not (by and _is_whole(height) and _is_whole(width) and int(height) and int(width)):
+        raise FlowshadeError(f"size {text[:40]!r} cannot be read; expected HxW in pixels, such as 240x416.")
+    from flowshade.gbuffer.io.limits import check_size
+
+    size = int(height), int(width)
+    check_size(size)
+    return size
+
+
+def _is_whole(text: str) -> bool:
+    """Whether text is a whole number of no more digits than any that is asked for."""
+    return text.isdecimal() and len(text) <= MOST_DIGITS
 
 
 def _parse_keyframes(texts: Sequence[str]) -> dict[int, str]:
     keyframes: dict[int, str] = {}
     for text in texts:
         frame, colon, prompt = text.partition(":")
-        if not colon or not frame.strip().isdecimal():
-            raise FlowshadeError(f'--prompt-at got {text!r}; expected FRAME:TEXT, such as 48:"heavy snow".')
+        if not colon or not _is_whole(frame.strip()):
+            raise FlowshadeError(f'--prompt-at got {text[:80]!r}; expected FRAME:TEXT, such as 48:"heavy snow".')
         if int(frame) in keyframes:
             raise FlowshadeError(f"--prompt-at names frame {int(frame)} twice; give each frame one prompt.")
         keyframes[int(frame)] = prompt.strip()
@@ -584,7 +780,7 @@ def _parse_dtype(name: str) -> Any:
 def _progress(task: str, unit: str = "frames") -> Iterator[Callable[[int, int], None]]:
     """A bar with rate and time left on stderr (a line now and then where that is no terminal).
 
-    Gives a function to call with units done and units in all.
+    Gives a function to call with frames (or other units) done and in all.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

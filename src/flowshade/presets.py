@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from flowshade.codec.decoder import DecoderConfig
 from flowshade.codec.encoder import BufferEncoderConfig, PictureEncoderConfig
+from flowshade.inverse.network import InverseConfig
 from flowshade.renderer.memory import HistoryBand
 from flowshade.renderer.renderer import RendererConfig
 from flowshade.renderer.transformer import TransformerConfig
+from flowshade.training.inverse import InverseModelsConfig
 from flowshade.training.pool import ClipSpec
-from flowshade.training.stages import StageConfig, StageName
+from flowshade.training.stages import ModelsConfig, StageConfig, StageName
 from flowshade.training.trainer import TrainConfig
 
 
@@ -55,13 +57,24 @@ def debug_picture_encoder() -> PictureEncoderConfig:
     return PictureEncoderConfig(width=16, blocks=1, latent_channels=8)
 
 
+def compact_inverse() -> InverseConfig:
+    """The inverse that ships: about 2.7M parameters."""
+    return InverseConfig()
+
+
+def debug_inverse() -> InverseConfig:
+    """The inverse's shape at a size that trains in seconds."""
+    return InverseConfig(
+        name="debug-inverse", half=8, quarter=12, eighth=16, kept=8, heads=2, head_dim=16, rope_dims=(4, 6, 6), layers=2
+    )
+
+
 def debug_training() -> TrainConfig:
     """Every stage on two CPU cores in about a minute."""
     stages: tuple[tuple[StageName, int], ...] = (("codec", 40), ("regression", 30), ("flow", 30), ("rollout", 30))
     return TrainConfig(
         name="debug",
-        renderer=debug_renderer(),
-        picture_encoder=debug_picture_encoder(),
+        models=ModelsConfig(renderer=debug_renderer(), picture_encoder=debug_picture_encoder()),
         stages=tuple(
             StageConfig(name=name, steps=steps, batch=2, latents=4, windows=(1, 2), learning_rate=2e-3, ema=0.9)
             for name, steps in stages
@@ -76,11 +89,13 @@ def debug_training() -> TrainConfig:
 
 
 def compact_training() -> TrainConfig:
-    """The model that ships, in about half an hour; a second GPU, if there is one, traces the clips."""
+    """All stages of the model that ships, in half an hour; a second GPU, if there is one, traces the clips.
+
+    The shipped weights had the rollout stage three times over (docs/log.md).
+    """
     return TrainConfig(
         name="compact",
-        renderer=compact_renderer(),
-        picture_encoder=compact_picture_encoder(),
+        models=ModelsConfig(renderer=compact_renderer(), picture_encoder=compact_picture_encoder()),
         stages=(
             StageConfig(name="codec", steps=6000, seconds=160, batch=8, latents=4, learning_rate=1e-3, switch=0.0),
             StageConfig(name="regression", steps=4000, seconds=120, batch=4, learning_rate=6e-4),
@@ -98,5 +113,44 @@ def compact_training() -> TrainConfig:
     )
 
 
-TRAININGS = {"debug": debug_training, "compact": compact_training}
+def debug_inverse_training() -> TrainConfig:
+    """The inverse on two CPU cores in half a minute."""
+    return TrainConfig(
+        name="debug-inverse",
+        models=InverseModelsConfig(inverse=debug_inverse()),
+        stages=(StageConfig(name="inverse", steps=120, batch=2, latents=4, windows=(1,), learning_rate=2e-3, ema=0.9),),
+        clips=ClipSpec(size=(48, 80), frames=16, looks=2, samples=1),
+        capacity=8,
+        first_clips=4,
+        refresh=40,
+        warmup=10,
+        log_every=10,
+    )
+
+
+def compact_inverse_training() -> TrainConfig:
+    """The inverse that ships, in about twenty minutes; a second GPU, if there is one, traces the clips."""
+    return TrainConfig(
+        name="compact-inverse",
+        models=InverseModelsConfig(inverse=compact_inverse()),
+        stages=(
+            StageConfig(
+                name="inverse", steps=40000, seconds=1150, batch=16, windows=(1, 2), learning_rate=1e-3, switch=0.0
+            ),
+        ),
+        clips=ClipSpec(),
+        capacity=650,
+        first_clips=48,
+        workers=14,
+        device="cuda",
+        autocast=True,
+    )
+
+
+TRAININGS = {
+    "debug": debug_training,
+    "compact": compact_training,
+    "debug-inverse": debug_inverse_training,
+    "compact-inverse": compact_inverse_training,
+}
 """Training presets by name."""

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
 from flowshade.api import StyledRenderer, Window
 from flowshade.errors import FlowshadeError
-from flowshade.gbuffer.io import ClipReader, VideoWriter, open_clip
+from flowshade.gbuffer.io import ClipReader, VideoWriter, open_clip, open_windows
+from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.limits import check_fps, check_size, read_json
+from flowshade.gbuffer.io.outputs import check_apart, check_file, replacing
 from flowshade.gbuffer.io.pictures import write_png
 from flowshade.gbuffer.view import channel_picture, contact_sheet, resize_pictures, side_by_side
 from flowshade.provenance import versions
 from flowshade.timing import StageTimer
 from flowshade.types import CORE_CHANNELS, GBuffer
 
-SLOWEST_FPS, FASTEST_FPS = 0.001, 1000
-"""Frame rates that a video can have."""
+RECORD_FIELDS = ("clip", "caption", "seed", "model", "versions")
+"""What shows that a JSON file is the record of a render."""
 SHEET_ROWS = 4
 """Frames on a contact sheet."""
 SHEET_WIDTH = 320
@@ -48,6 +51,8 @@ class RenderJob:
     format: str | None = None
     windows: tuple[Path, ...] | None = None
     """Of a folder of Flash windows: the files to render."""
+    conventions: dict[str, Any] = field(default_factory=dict)
+    """What is stated about the clip, by the names of `ClipConventions`."""
     compare: bool = False
     sheet: bool = False
 
@@ -80,11 +85,10 @@ def render_to_files(
     Raises:
         FlowshadeError: anything the user can mend: the clip, the prompt, the style, the output's name.
     """
-    _check(job)
+    check(job)
     timer = StageTimer(renderer.device)
     began = time.perf_counter()
-    options = {} if job.windows is None else {"windows": job.windows}
-    with open_clip(job.clip, format=job.format, fps=job.fps, **options) as clip:
+    with _open(job) as clip:
         if warn is not None:
             for text in _warnings(clip, renderer):
                 warn(text)
@@ -104,7 +108,11 @@ def render_to_files(
         total = (len(clip) - job.start) if job.frames is None else job.frames
         size = job.size or clip.info.size
         with _Outputs(job, size, clip.info.fps, total) as outputs:
+            told = warn is None
             for window in windows:
+                if not told and (text := _not_finite(window)) is not None:
+                    told = True
+                    warn(text)  # pyright: ignore[reportOptionalCall]
                 with timer.stage("write"):
                     outputs.append(window)
     seconds = time.perf_counter() - began
@@ -114,12 +122,31 @@ def render_to_files(
     return Outcome(files=files, frames=total, seconds=seconds)
 
 
+def _open(job: RenderJob) -> ClipReader:
+    if job.windows is not None:
+        return open_windows(job.windows, fps=job.fps, **job.conventions)
+    return open_clip(job.clip, format=job.format, fps=job.fps, **job.conventions)
+
+
 def _warnings(clip: ClipReader, renderer: StyledRenderer) -> list[str]:
     if renderer.takes_codes:
         return []  # codes are passed on as they are, whatever they mean
     missing = ", ".join(clip.info.missing)
     lacks = [f"the clip has no {missing}; the model goes by the other buffers."] if missing else []
     return [*clip.info.warnings, *lacks]
+
+
+def _not_finite(window: Window) -> str | None:
+    """A sentence about values that are no numbers; depth may be +inf, the sky."""
+    for name, value in window.gbuffer.channels().items():
+        bad = ~torch.isfinite(value) if name != "depth" else torch.isnan(value) | (value == -torch.inf)
+        if bad.any():
+            frame = window.start + int(bad.flatten(1).any(1).nonzero()[0])
+            return (
+                f"{name} holds {int(bad.sum())} values that are not finite, the first in frame {frame}; they are "
+                "rendered as if nothing were there. Export the clip again if that is wrong."
+            )
+    return None
 
 
 class _Outputs:
@@ -131,7 +158,11 @@ class _Outputs:
         self._compare = None
         if job.compare:
             wide = (size[0], size[1] + 2 * (size[1] // 3))
-            self._compare = VideoWriter(self.files["side by side"], fps=fps, size=wide)
+            try:
+                self._compare = VideoWriter(self.files["side by side"], fps=fps, size=wide)
+            except BaseException:
+                self._video.discard()
+                raise
         self._rows: dict[int, dict[str, Tensor]] = {}
         self._picked: set[int] = set()
         if job.sheet:
@@ -153,12 +184,14 @@ class _Outputs:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         writers = [writer for writer in (self._video, self._compare) if writer is not None]
-        if kind is not None:
+        try:
+            if kind is not None:
+                return
             for writer in writers:
+                writer.close()
+        finally:
+            for writer in writers:  # those that are closed have nothing left
                 writer.discard()
-            return
-        for writer in writers:
-            writer.close()
         if self._rows:
             tiles = [tile for row in self._rows.values() for tile in row.values()]
             labels = [f"{name} {frame}" for frame, row in self._rows.items() for name in row]
@@ -190,6 +223,7 @@ def _record(
     return {
         "clip": str(job.clip),
         "format": clip.info.format,
+        "conventions": job.conventions,
         "channels": list(clip.info.channels),
         "missing": list(clip.info.missing),
         "warnings": list(clip.info.warnings),
@@ -232,31 +266,34 @@ def _files(job: RenderJob) -> dict[str, Path]:
     return files | {"record": job.output.with_suffix(".json")}
 
 
-def _check(job: RenderJob) -> None:
-    """Finds what would fail after the first frame, or leave files behind."""
-    if job.output.suffix.lower() != ".mp4":
-        raise FlowshadeError(f"the output is called {job.output.name}; expected a name that ends in .mp4.")
+def check(job: RenderJob) -> None:
+    """Raises FlowshadeError for what would fail after the first frame, or leave files behind."""
+    check_file(job.output, ".mp4")
     for path in _files(job).values():
-        if path.is_dir():
-            raise FlowshadeError(f"the output {path} is a folder; give the name of a file.")
-    _check_folder(next(folder for folder in job.output.absolute().parents if folder.exists()))
-    if job.fps is not None and not SLOWEST_FPS <= job.fps <= FASTEST_FPS:
+        check_file(path, path.suffix)
+        check_apart(path, job.clip)
+    _check_record(_files(job)["record"])
+    if job.fps is not None:
+        check_fps(job.fps, "fps")
+    if job.size is not None:
+        check_size(job.size)
+
+
+def _check_record(path: Path) -> None:
+    """Refuses to replace a JSON file that is not the record of an earlier render."""
+    if not path.exists():
+        return
+    try:
+        found = read_json(path)
+    except ClipError:  # no JSON, hence no record
+        found = None
+    if not isinstance(found, dict) or not set(RECORD_FIELDS) <= set(found):
         raise FlowshadeError(
-            f"fps is {job.fps}; expected a positive number of frames per second, {SLOWEST_FPS} to {FASTEST_FPS}."
+            f"{path} is not the record of an earlier render, so it is not replaced; expected its name to be free for "
+            "the video's record. Move it away, or give another output."
         )
 
 
-def _check_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise FlowshadeError(f"the output lies in {folder}, which is a file; expected a folder.")
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise FlowshadeError(f"cannot write to {folder} ({error.strerror}); choose another folder.") from error
-
-
 def _write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -200,13 +200,6 @@ class Frames:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Latents:
-    """What the transformer denoises: each latent frame stands for `FRAMES_PER_LATENT` pictures."""
-
-    values: Float[Tensor, "B C L h w"]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Planes:
     """G-buffers as a network sees them: channels encoded to [-1, 1] and stacked, absent ones zero."""
 

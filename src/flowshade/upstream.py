@@ -76,6 +76,10 @@ class UpstreamPrompts:
             self._cache.popitem(last=False)
         return TextContext(tokens=tokens)
 
+    def check(self, text: str) -> None:
+        """Embeds the prompt, which is then at hand; raises what `encode` raises."""
+        self.encode([text])
+
     def _load(self) -> Umt5Encoder:
         dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
         part = self._model.part("text_encoder")

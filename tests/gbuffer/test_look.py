@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import random
 
 import numpy as np
@@ -9,7 +11,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowshade.gbuffer.look import AZIMUTHS, ELEVATIONS, FOGS, LAMPS, LOOKS, SNOWS, WETNESSES, Look, sample_look
+from flowshade.gbuffer.look import (
+    AZIMUTHS,
+    ELEVATIONS,
+    FOGS,
+    LAMPS,
+    LOOKS,
+    SNOWS,
+    UPSTREAM_STYLES,
+    WETNESSES,
+    Look,
+    mix_looks,
+    mixture_caption,
+    sample_look,
+)
 
 NAMES = tuple(LOOKS)
 
@@ -116,3 +131,49 @@ def test_a_custom_look_has_a_caption() -> None:
     look = Look(sun=(1.0, 1.0, 1.0), sun_azimuth=90.0, snow=1.0)
     assert "right" in look.caption() and "deep snow" in look.caption()
     assert look.caption(random.Random(0))
+
+
+def test_mixtures_are_between_their_ends() -> None:
+    a, b = LOOKS["sunny"], LOOKS["fog"]
+    assert mix_looks(a, b, 0) == a and mix_looks(a, b, 1) == b
+    steps = [mix_looks(a, b, t) for t in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    for name in ("fog_density", "wetness", "cloudiness"):
+        values = [getattr(look, name) for look in steps]
+        assert values == sorted(values) and len(set(values)) == 5
+    assert steps[2].zenith[0] == pytest.approx((a.zenith[0] + b.zenith[0]) / 2)
+    assert (steps[1].name, steps[3].name) == ("sunny", "fog")
+    assert all(look.sun_azimuth == pytest.approx(a.sun_azimuth) for look in steps[:4]), "fog has no sun to turn to"
+
+
+def test_mixed_suns_turn_the_short_way() -> None:
+    a, b = (dataclasses.replace(LOOKS["sunny"], sun_azimuth=azimuth) for azimuth in (170.0, -170.0))
+    assert abs(mix_looks(a, b, 0.5).sun_azimuth) == pytest.approx(180.0)
+    assert mix_looks(a, b, 0.25).sun_azimuth == pytest.approx(175.0)
+
+
+def test_mixtures_have_words() -> None:
+    a, b = LOOKS["rain"], LOOKS["sunset"]
+    captions = [mixture_caption(a, b, t) for t in (0.0, 0.2, 0.4, 0.5, 0.8, 1.0)]
+    assert captions[0] == a.caption() and captions[-1] == b.caption()
+    assert len(set(captions)) == 6
+    assert captions[1].startswith("Rain") and "a little sunset" in captions[1]
+    assert captions[3].startswith("Half rain") and ", half sunset" in captions[3]
+    assert captions[4].startswith("Sunset") and "a little rain" in captions[4]
+    assert len({mixture_caption(a, b, 0.5, random.Random(k)) for k in range(40)}) > 30
+    with pytest.raises(ValueError, match="share=1.5"):
+        mix_looks(a, b, 1.5)
+
+
+def test_upstreams_styles_have_looks() -> None:
+    assert len(UPSTREAM_STYLES) == 8 and UPSTREAM_STYLES["original"] is None
+    assert all(name in LOOKS for name in UPSTREAM_STYLES.values() if name is not None)
+
+
+def test_the_looks_of_shipped_weights_stay_as_they_are() -> None:
+    """Scores and weights rest on these numbers: add looks, never change these."""
+    shipped = ("sunny", "overcast", "sunset", "night", "fog", "snow", "autumn", "neon", "underwater")
+    assert tuple(LOOKS)[: len(shipped)] == shipped
+    kept = [{k: v for k, v in dataclasses.asdict(LOOKS[name]).items() if k != "puddles"} for name in shipped]
+    assert all(LOOKS[name].puddles == 0 for name in shipped)
+    digest = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    assert digest[:16] == "f4415d74956d2f63"

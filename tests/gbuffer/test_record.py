@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowshade.gbuffer.io import open_clip
+from flowshade.color import linear_to_srgb, srgb_to_linear
+from flowshade.gbuffer.io import ClipError, open_clip
+from flowshade.gbuffer.io.pictures import read_png
 from flowshade.gbuffer.look import LOOKS
 from flowshade.gbuffer.record import record, record_clip
 from flowshade.gbuffer.trace import Tracer
@@ -184,3 +186,51 @@ def test_a_clip_that_cannot_be_made_leaves_nothing(street: World, tmp_path: Path
     with pytest.raises(KeyboardInterrupt):
         record_clip(street, tmp_path / "a", seconds=1, size=SIZE, progress=stop)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recording_killed_half_way_goes_on_without_a_lost_or_doubled_frame(
+    street: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowshade.gbuffer.record.CHECKPOINT_FRAMES", 3)
+    settings = {"frames": 8, "fps": 12, "size": SIZE, "look": "overcast"}
+    whole = record_clip(street, tmp_path / "whole", **settings)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(done: int, total: int) -> None:
+        if done == 5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        record_clip(street, tmp_path / "clip", **settings, resume=True, progress=kill)
+    partial = tmp_path / ".clip.part"
+    (partial / "frames" / "000003.exr").write_bytes(b"cut short by the kill")
+    assert not (tmp_path / "clip").exists()
+    with pytest.raises(ClipError, match=r"other settings \(look"):
+        record_clip(street, tmp_path / "clip", **{**settings, "look": "night"}, resume=True)
+    seen = []
+    record_clip(street, tmp_path / "clip", **settings, resume=True, progress=lambda done, _: seen.append(done))
+    assert seen == [4, 5, 6, 7, 8]
+    assert not partial.exists()
+    with open_clip(whole) as one, open_clip(tmp_path / "clip") as other:
+        a, b = one.read(0, 8), other.read(0, 8)
+        for name, channel in a.channels().items():
+            assert torch.equal(channel, b.channels()[name]), name
+        assert torch.equal(value(one.reference(0, 8)), value(other.reference(0, 8)))
+
+
+def test_motion_blur_is_the_mean_of_true_subframes(street: World, tmp_path: Path) -> None:
+    """In linear light, over the first half of a frame; the sharp version is the first of them."""
+    subframes, fps = 3, 6
+    clip = record_clip(street, tmp_path / "clip", frames=2, fps=fps, size=SIZE, look="overcast", blur=subframes)
+    fast = [rgb for _, rgb in record(street, frames=10, fps=2 * subframes * fps, size=SIZE, look=LOOKS["overcast"])]
+    for frame in range(2):
+        parts = torch.stack([srgb_to_linear(value(rgb)[0]) for rgb in fast[6 * frame : 6 * frame + subframes]])
+        blurred = torch.from_numpy(read_png(clip / "blur" / f"{frame:06d}.png")).permute(2, 0, 1) / 255
+        sharp = torch.from_numpy(read_png(clip / "rgb" / f"{frame:06d}.png")).permute(2, 0, 1) / 255
+        torch.testing.assert_close(blurred, linear_to_srgb(parts.mean(0)), atol=0.003, rtol=0)
+        torch.testing.assert_close(sharp, value(fast[6 * frame])[0], atol=0.003, rtol=0)
+    assert (blurred - sharp).abs().max() > 0.05
+    with pytest.raises(ValueError, match="blur=2 and look=None"):
+        record_clip(street, tmp_path / "none", frames=1, size=SIZE, blur=2)

@@ -208,3 +208,12 @@ def test_unknown_styles_list_the_known() -> None:
         find_style("x", load_styles())
     with pytest.raises(StyleError, match="cannot read the styles file"):
         load_styles("/nonexistent/styles.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("fog \udcff", "not valid Unicode"), ("a" * 5000, "holds no word"), ("☃ ☃", "holds no word")]
+)
+def test_text_that_says_nothing_is_refused(encoder: PromptEncoder, text: str, message: str) -> None:
+    with pytest.raises(PromptError, match=message):
+        encoder.encode([text])
+    assert encoder.encode([""]).tokens.shape[1] == 2

@@ -180,3 +180,36 @@ def test_errors_say_what_to_do(renderer: Renderer) -> None:
 def test_a_stream_has_no_weights_of_its_own(renderer: Renderer) -> None:
     assert isinstance(renderer.stream, Stream)
     assert not any("stream" in name for name in renderer.state_dict())
+
+
+@pytest.mark.parametrize("channel", ["albedo", "normal", "depth", "roughness", "metallic", "emission"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
+def test_a_bad_pixel_stays_out_of_the_memory_of_a_stream(
+    renderer: Renderer, small_gbuffer: GBuffer, channel: str, value: float
+) -> None:
+    bad = small_gbuffer[:4].replace(emission=torch.zeros(4, 3, *small_gbuffer.size))
+    values = bad.channels()[channel].clone()
+    values[0, 0, 3, 5] = value
+    renderer.reset(0)
+    renderer.set_text(text())
+    spoilt = renderer.push(bad.replace(**{channel: values})).rgb
+    later = renderer.push(small_gbuffer[4:8]).rgb
+    assert spoilt.isfinite().all() and later.isfinite().all() and later.std() > 0.05
+
+
+def test_windows_without_pixels_or_of_integers_are_refused_and_leave_the_stream_alone(renderer: Renderer) -> None:
+    renderer.reset(0)
+    renderer.set_text(text())
+    good = clip(4)
+    bytes_ = clip(4)
+    object.__setattr__(bytes_, "albedo", torch.zeros(4, 3, 32, 48, dtype=torch.uint8))  # past the tests' type checks
+    for bad in (clip(0), clip(4, 0, 48), bytes_):
+        with pytest.raises(ValueError, match="expected at least one frame|expected floating point"):
+            renderer.push(bad)
+    assert renderer.push(good).frames == 4
+
+
+@pytest.mark.parametrize("sun", [[float("nan")] * 3, [0.0, 0.0, 2.0], [0.0, 0.0, 0.0]])
+def test_a_sun_is_a_unit_vector(renderer: Renderer, sun: list) -> None:
+    with pytest.raises(ValueError, match="expected a unit vector"):
+        renderer.set_sun(torch.tensor(sun))

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from flowshade.cli import main
+from flowshade.errors import FlowshadeError
 from flowshade.presets import compact_training, debug_training
 from flowshade.training import __main__ as module
 from flowshade.training import run
+from flowshade.training.captions import LookBank
 
 
 class RecordedTrainer:
@@ -52,6 +54,8 @@ def test_a_preset_runs_whole_and_makes_its_captions_once(made, monkeypatch, tmp_
     monkeypatch.setattr(run, "write_captions", lambda folder, seed: written.append((folder, seed)))
     run.train("debug", tmp_path, seed=5)
     (tmp_path / "captions").mkdir()
+    for name in ("captions.safetensors", "looks.json"):
+        (tmp_path / "captions" / name).touch()
     run.train("debug", tmp_path, seed=5)
     assert written == [(tmp_path / "captions", 5)]
     assert [config for config, *_ in made] == [dataclasses.replace(debug_training(), seed=5)] * 2
@@ -93,3 +97,18 @@ def test_mistakes_are_sentences(options: list[str], message: str, tmp_path, monk
 def test_the_module_tells_mistakes_too(tmp_path, capsys) -> None:
     assert module.main(["debug", "--out", str(tmp_path), "--banks", "nowhere"]) == 2
     assert "look bank nowhere/looks.json does not exist" in capsys.readouterr().err
+
+
+def test_a_file_in_the_place_of_a_folder_is_found_at_once(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FlowshadeError, match="is a file"):
+        run.train("debug", tmp_path / "file")
+    with pytest.raises(FlowshadeError, match="is a file"):
+        run.write_captions(tmp_path / "file")
+
+
+@pytest.mark.parametrize("content", ["{}", "{", "[]", '{"looks": [{"a": 1}], "captions": [], "kinds": []}'])
+def test_a_damaged_look_bank_is_named(tmp_path, content: str) -> None:
+    (tmp_path / "looks.json").write_text(content)
+    with pytest.raises(FlowshadeError, match=r"looks\.json cannot be read"):
+        LookBank.load(tmp_path / "looks.json")

@@ -166,12 +166,21 @@ def test_forced_windows_hold_their_own_past(window):
             assert windows.valid[row].tolist() == [False] * (4 - len(past)) + [True] * len(past)
 
 
+def _darkest(bank: LookBank) -> LookBank:
+    """The same bank with the night in every place."""
+    return dataclasses.replace(bank, looks=(LOOKS["night"],) * len(bank.looks))
+
+
 def test_traced_clip_is_deterministic_and_lit_differently_by_each_look(banks):
     spec = ClipSpec(size=(32, 48), frames=4, looks=2, samples=1)
     first, again = (trace_clip("street", 3, banks[0], spec, PROFILE, "cpu") for _ in range(2))
     for name, value in first.tensors().items():
         assert torch.equal(value, again.tensors()[name]), name
     assert first.rgb.float().std() > 5
+    if first.look[0] != first.look[1]:
+        assert (first.rgb[0].float() - first.rgb[1].float()).abs().mean() > 1
+    other = trace_clip("street", 3, _darkest(banks[0]), spec, PROFILE, "cpu")
+    assert other.rgb.float().mean() < first.rgb.float().mean() / 2
     sky = first.depth == -32768
     assert 0 < sky.float().mean() < 1
 

@@ -18,9 +18,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from flowshade.errors import CheckpointError
+from flowshade.inverse.network import InverseConfig
+from flowshade.inverse.stream import Inverse
 from flowshade.renderer.renderer import Renderer, RendererConfig
 
 FORMAT = "flowshade-renderer-1"
+INVERSE_FORMAT = "flowshade-inverse-1"
 """What our files call themselves; the number changes when older readers would misread them."""
 
 _OWN_METADATA = ("format", "config", "fingerprint")
@@ -50,18 +53,7 @@ def save_renderer(
     Returns:
         The fingerprint of what was written.
     """
-    state = {
-        name: (value.to(dtype) if value.ndim > 1 else value).detach().cpu().contiguous()
-        for name, value in renderer.state_dict().items()
-    }
-    clash = set(extra or ()) & set(_OWN_METADATA)
-    if clash:
-        raise ValueError(f"extra metadata uses the reserved names {sorted(clash)}; choose others.")
-    digest = fingerprint(state)
-    config = json.dumps(dataclasses.asdict(renderer.config))
-    metadata = {"format": FORMAT, "config": config, "fingerprint": digest, **(extra or {})}
-    save_state(state, path, metadata)
-    return digest
+    return _save(renderer, FORMAT, path, dtype, extra)
 
 
 def load_renderer_file(path: Path | str, device: torch.device | str = "cpu") -> Renderer:
@@ -71,11 +63,52 @@ def load_renderer_file(path: Path | str, device: torch.device | str = "cpu") -> 
         CheckpointError: the file is missing, is not safetensors, is not a renderer's, is damaged, or holds other
             tensors than its configuration asks for.
     """
+    state, config = _load(path, FORMAT, RendererConfig)
+    with torch.random.fork_rng(devices=[]):  # initial weights are thrown away; leave the caller's random state alone
+        renderer = Renderer(config)
+    load_strictly(renderer, state, what=str(path))
+    return renderer.to(device).eval()
+
+
+def save_inverse(
+    inverse: Inverse, path: Path | str, *, dtype: torch.dtype = torch.bfloat16, extra: Mapping[str, str] | None = None
+) -> str:
+    """What `save_renderer` does, for an inverse."""
+    return _save(inverse, INVERSE_FORMAT, path, dtype, extra)
+
+
+def load_inverse_file(path: Path | str, device: torch.device | str = "cpu") -> Inverse:
+    """Reads a file of `save_inverse` into a float32 inverse in evaluation mode; raises as `load_renderer_file` does."""
+    state, config = _load(path, INVERSE_FORMAT, InverseConfig)
+    with torch.random.fork_rng(devices=[]):
+        inverse = Inverse(config)
+    load_strictly(inverse, state, what=str(path))
+    return inverse.to(device).eval()
+
+
+def _save(
+    model: Renderer | Inverse, form: str, path: Path | str, dtype: torch.dtype, extra: Mapping[str, str] | None
+) -> str:
+    state = {
+        name: (value.to(dtype) if value.ndim > 1 else value).detach().cpu().contiguous()
+        for name, value in model.state_dict().items()
+    }
+    clash = set(extra or ()) & set(_OWN_METADATA)
+    if clash:
+        raise ValueError(f"extra metadata uses the reserved names {sorted(clash)}; choose others.")
+    digest = fingerprint(state)
+    config = json.dumps(dataclasses.asdict(model.config))
+    save_state(state, path, {"format": form, "config": config, "fingerprint": digest, **(extra or {})})
+    return digest
+
+
+def _load(path: Path | str, form: str, config: type[T]) -> tuple[dict[str, Tensor], T]:
+    """The tensors of one of our files and its configuration."""
     state, metadata = load_state(path)
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") != form:
         raise CheckpointError(
-            f"{path} says its format is {metadata.get('format')!r}; expected {FORMAT!r}. "
-            "It was not written by `save_renderer` of this version: give a Flowshade renderer's file."
+            f"{path} says its format is {metadata.get('format')!r}; expected {form!r}. "
+            "It holds another kind of model or was written by another version of Flowshade: give the right file."
         )
     actual = fingerprint(state)
     if actual != metadata.get("fingerprint"):
@@ -83,10 +116,7 @@ def load_renderer_file(path: Path | str, device: torch.device | str = "cpu") -> 
             f"{path} has fingerprint {actual[:16]} and promises {str(metadata.get('fingerprint'))[:16]}; "
             "the file is damaged. Copy or download it again."
         )
-    with torch.random.fork_rng(devices=[]):  # initial weights are thrown away; leave the caller's random state alone
-        renderer = Renderer(_config(metadata, path))
-    load_strictly(renderer, state, what=str(path))
-    return renderer.to(device).eval()
+    return state, _config(config, metadata, path)
 
 
 def save_state(state: Mapping[str, Tensor], path: Path | str, metadata: Mapping[str, str]) -> None:
@@ -200,9 +230,9 @@ def _restored(hint: Any, value: Any) -> Any:
     return value
 
 
-def _config(metadata: Mapping[str, str], path: Path | str) -> RendererConfig:
+def _config(kind: type[T], metadata: Mapping[str, str], path: Path | str) -> T:
     try:
-        return config_from_dict(RendererConfig, json.loads(metadata["config"]))
+        return config_from_dict(kind, json.loads(metadata["config"]))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the configuration in {path} cannot be used ({error}). The file was written by another version of "

@@ -5,6 +5,7 @@ Every step is invertible and looks at one pixel at a time: a stream has no "whol
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,6 +62,9 @@ class EncodingProfile:
 
 def encode_buffers(gbuffer: GBuffer, profile: EncodingProfile, stream: Float[Tensor, "3 3"] | None = None) -> Planes:
     """Encodes a clip's channels to planes in [-1, 1].
+
+    Values that are not finite stand for nothing there (black, no normal, sky, 0; infinite emission: full), and normals
+    are cut to [-1, 1]: one bad pixel must not reach the memory of a stream.
 
     albedo -> sRGB; normal -> (n + 1) / 2; depth -> s / (z + s), sky 0; emission -> e / (1 + e); roughness and
     metallic as they are; then [0, 1] -> [-1, 1]. Rays are the camera's unit view rays.
@@ -131,15 +135,16 @@ def _rays(gbuffer: GBuffer, stream: Tensor | None) -> Tensor | None:
 def _to_unit(name: str, value: Tensor, profile: EncodingProfile) -> Tensor:
     match name:
         case "albedo":
-            return linear_to_srgb(value)
+            return linear_to_srgb(value.nan_to_num(0))
         case "normal":
-            return (value + 1) / 2
+            return (value.nan_to_num(0).clamp(-1, 1) + 1) / 2
         case "depth":
-            return profile.depth_scale / (value.clamp(min=0) + profile.depth_scale)
+            return profile.depth_scale / (value.nan_to_num(math.inf, math.inf).clamp(min=0) + profile.depth_scale)
         case "emission":
+            value = value.nan_to_num(0).clamp(min=0)
             return value / (1 + value)
         case _:
-            return value.clamp(0, 1)
+            return value.nan_to_num(0).clamp(0, 1)
 
 
 def _from_unit(name: str, unit: Tensor, profile: EncodingProfile) -> Tensor:

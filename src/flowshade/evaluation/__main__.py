@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,9 +15,9 @@ from flowshade.renderer.prompt import CaptionBank, PromptEncoder
 from flowshade.renderer.transformer import TextContext
 
 
-def canonical_contexts(bank: Path | None, device: str) -> dict[str, TextContext]:
-    """The canonical caption of each look, embedded: from a caption bank, or by the prompt encoder."""
-    captions = {name: look.caption() for name, look in LOOKS.items()}
+def canonical_contexts(bank: Path | None, device: str, looks: Sequence[str]) -> dict[str, TextContext]:
+    """The canonical caption of each look asked for, embedded: from a caption bank, or by the prompt encoder."""
+    captions = {name: LOOKS[name].caption() for name in looks}
     if bank is None:
         encoder = PromptEncoder(device)
         return {name: encoder.encode([text]) for name, text in captions.items()}
@@ -41,6 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--window", type=int, default=WorldSuite.window)
     parser.add_argument("--workers", type=int, default=0, help="processes that trace; 0 = this one does")
     parser.add_argument("--looks", nargs="+", default=WorldSuite.looks, choices=tuple(LOOKS))
+    parser.add_argument("--reference", default=WorldSuite.reference, choices=("direct", "paths"))
     options = parser.parse_args(arguments)
     suite = WorldSuite(
         worlds=options.worlds,
@@ -49,9 +51,10 @@ def main(arguments: list[str] | None = None) -> None:
         steps=tuple(options.steps),
         window=options.window,
         looks=tuple(options.looks),
+        reference=options.reference,
     )
     renderer = load_renderer_file(options.model, device=options.device).eval()
-    contexts = canonical_contexts(options.captions, options.device)
+    contexts = canonical_contexts(options.captions, options.device, suite.looks)
     rows = evaluate_worlds(renderer, contexts, suite, device=options.device, out=options.out, workers=options.workers)
     print(markdown_table(rows))
     print(f"scores and sheet: {options.out}")

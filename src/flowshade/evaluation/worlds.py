@@ -11,12 +11,14 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flowshade.color import linear_to_srgb
+from flowshade.errors import FlowshadeError
 from flowshade.evaluation.baselines import AlbedoAffine
 from flowshade.evaluation.metrics import psnr, ssim
 from flowshade.gbuffer.look import LOOKS
@@ -38,15 +40,24 @@ class WorldSuite:
 
     worlds: int = 32
     kinds: tuple[str, ...] = ("street", "hills")
-    looks: tuple[str, ...] = tuple(LOOKS)
+    looks: tuple[str, ...] = (*CANONICAL, "autumn", "neon", "underwater")
+    """By default those that the shipped weights were trained in."""
     size: tuple[int, int] = (240, 416)
     frames: int = 24
     fps: float = 24.0
     samples: int = 4
     """Material rays a pixel."""
+    reference: Literal["direct", "paths"] = "direct"
+    """How the pictures to compare with are made, as in `flowshade.gbuffer.trace.Tracer`."""
     steps: tuple[int, ...] = (2, 4)
     window: int = 8
     """Frames pushed at a time."""
+
+    def __post_init__(self) -> None:
+        counts = {"worlds": self.worlds, "frames": self.frames, "window": self.window, "looks": len(self.looks)}
+        for name, count in counts.items():
+            if count < 1:
+                raise FlowshadeError(f"the suite has {count} {name}; expected at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,29 +73,24 @@ class ReferenceClip:
 
 def reference_clip(suite: WorldSuite, index: int, device: str) -> ReferenceClip:
     """Traces one of the suite's clips."""
+    from flowshade.gbuffer.rollout import rollout
     from flowshade.gbuffer.trace import Tracer
-    from flowshade.world import camera_at, make_world, step
+    from flowshade.world import make_world
 
     kind, seed = suite.kinds[index % len(suite.kinds)], HELD_OUT_SEED + index
     world = make_world(kind, seed, fps=suite.fps)
-    camera = camera_at(world.camera_path, np.arange(suite.frames) / suite.fps, *suite.size)
-    stream = stream_frame(camera.pose[0])
     channels = (*CORE_CHANNELS, "emission")
-    tracer = Tracer(world.model, size=suite.size, device=device, samples=suite.samples, channels=channels)
-    data = world.reset()
-    buffers, pictures = [], {name: [] for name in suite.looks}
-    for frame in range(suite.frames):
-        tracer.update(data)
-        view = camera[frame : frame + 1]
-        buffers.append(tracer.gbuffer(view))
-        for name in suite.looks:
-            pictures[name].append(tracer.shade(LOOKS[name], view, stream=stream, seed=seed))
-        step(world, data)
+    tracer = Tracer(
+        world.model, size=suite.size, device=device, samples=suite.samples, channels=channels, reference=suite.reference
+    )
+    looks = [LOOKS[name] for name in suite.looks]
+    frames = list(rollout(world, tracer, frames=suite.frames, looks=looks, seed=seed))
+    pictures = zip(*(frame.pictures for frame in frames))
     return ReferenceClip(
         kind=kind,
         seed=seed,
-        gbuffer=GBuffer.cat(buffers).replace(camera=camera.to(buffers[0].device)),
-        pictures={name: torch.cat(frames) for name, frames in pictures.items()},
+        gbuffer=GBuffer.cat([frame.gbuffer for frame in frames]).to(device),
+        pictures={name: torch.cat(run) for name, run in zip(suite.looks, pictures)},
     )
 
 
@@ -193,7 +199,9 @@ def evaluate_worlds(
             scores.add("albedo affine", name, affine[name].predict(albedo), reference, suite.window)
             scores.add("no rays", name, plain, reference, suite.window)
             for steps in suite.steps:
-                scores.add(f"compact, {steps} steps", name, results[steps, name], reference, suite.window)
+                scores.add(
+                    f"{renderer.config.name}, {steps} steps", name, results[steps, name], reference, suite.window
+                )
         if index < 2 * len(suite.kinds):
             sheet.append((clip, {name: results[min(suite.steps), name] for name in suite.looks}))
         progress(f"scored {index + 1} of {suite.worlds}: {clip.kind} {clip.seed}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ Array = NDArray[Any]
 
 _ROLE = mujoco.mjtTextureRole
 _GREY = (0.5, 0.5, 0.5, 1.0)  # MuJoCo's default geom colour: "no colour given" where there is a material
+_LUMINANCE = np.array([0.2126, 0.7152, 0.0722])
 _LAMP_RADIUS = 1.0  # emissive geoms up to this size (metres) light their surroundings; larger ones only glow
 
 
@@ -58,6 +60,24 @@ class Lamps:
     """[L] metres, of a sphere with the same mean extent."""
     power: Array
     """[L, 3] emission, linear."""
+
+
+@dataclass
+class EmitterTriangles:
+    """Glowing surfaces larger than lamps, as triangles in their geoms' frames."""
+
+    corners: Array
+    """[3 E, 3] metres, counter-clockwise from outside."""
+    geom: Array
+    """[E] int32."""
+    face: Array
+    """[E] int32, of the geom's mesh; 0 for primitives."""
+    exact: Array
+    """[E] 1 where the triangle is the surface itself, 0 for facets of round things and planes, which shine outwards."""
+    power: Array
+    """[E] luminance of the emission times area, square metres."""
+    area: Array
+    """[E] square metres."""
 
 
 class SceneArrays:
@@ -108,6 +128,8 @@ class SceneArrays:
     def _pack_textures(self, model: mujoco.MjModel) -> None:
         """Linear float texels with all their mip levels, level after level."""
         self._slot = {texture: slot for slot, texture in enumerate(self._used)}
+        byte = np.arange(256, dtype=np.float32) / 255
+        linear_of_byte = _linear(byte)
         rows, starts, chunks, total = [], [], [], 0
         self._mean: dict[int, Array] = {}
         for texture, is_colour in self._used.items():
@@ -116,12 +138,11 @@ class SceneArrays:
             first = int(model.tex_adr[texture])
             raw = model.tex_data[first : first + width * height * channels].reshape(height, width, channels)
             raw = np.repeat(raw[..., :1], 3, axis=-1) if channels < 3 else raw[..., :3]
-            texels = raw.astype(np.float32) / 255.0
             space = model.tex_colorspace[texture]
-            if space == mujoco.mjtColorSpace.mjCOLORSPACE_SRGB or (
+            is_srgb = space == mujoco.mjtColorSpace.mjCOLORSPACE_SRGB or (
                 space == mujoco.mjtColorSpace.mjCOLORSPACE_AUTO and is_colour
-            ):
-                texels = _linear(texels)
+            )
+            texels = (linear_of_byte if is_srgb else byte)[raw]
             faces = texels.reshape(6, height // 6, width, 3) if cube else texels[None]
             self._mean[texture] = faces.mean(axis=(0, 1, 2))
             row = (int(cube), width, faces.shape[1], 0, len(starts))
@@ -259,6 +280,44 @@ class SceneArrays:
             power=np.array(powers, np.float32).reshape(-1, 3),
         )  # fmt: skip
 
+    def emitters(self, model: mujoco.MjModel) -> EmitterTriangles:
+        """Every glowing surface that is no lamp; height fields and infinite planes glow but are not aimed at."""
+        corners, geoms, faces, powers, exact = [], [], [], [], []
+        for geom in self.visible:
+            row = self.table[geom]
+            if row["emission"] <= 0 or row["is_lamp"]:
+                continue
+            triangles = self._triangles_of(model, geom)
+            material = int(model.geom_matid[geom])
+            texture = self._role(model, material, int(_ROLE.mjTEXROLE_EMISSIVE))
+            glow = self._mean[texture] if texture >= 0 else row["mean_rgb"]
+            corners.append(triangles)
+            geoms.append(np.full(len(triangles), geom))
+            faces.append(np.arange(len(triangles)) if row["mesh"] else np.zeros(len(triangles)))
+            exact.append(np.full(len(triangles), row["mesh"] != 0 or row["type"] == kernels.BOX))
+            powers.append(np.full(len(triangles), float(glow @ _LUMINANCE) * row["emission"]))
+        joined = np.concatenate([np.zeros((0, 3, 3)), *corners])
+        area = np.linalg.norm(np.cross(joined[:, 1] - joined[:, 0], joined[:, 2] - joined[:, 0]), axis=-1) / 2
+        kept = area > 1e-9
+        return EmitterTriangles(
+            corners=joined[kept].reshape(-1, 3).astype(np.float32),
+            geom=np.concatenate([np.zeros(0), *geoms])[kept].astype(np.int32),
+            face=np.concatenate([np.zeros(0), *faces])[kept].astype(np.int32),
+            exact=np.concatenate([np.zeros(0), *exact])[kept].astype(np.int32),
+            power=(np.concatenate([np.zeros(0), *powers]) * area)[kept],
+            area=area[kept],
+        )
+
+    def _triangles_of(self, model: mujoco.MjModel, geom: int) -> Array:
+        """[E, 3, 3] corners of a geom's surface in its own frame; none for what has no end."""
+        kind, asset = self._asset(model, geom)
+        if kind == "mesh":
+            points, faces, _, _ = _mesh_triangles(model, asset)
+            return points[faces].astype(np.float64)
+        if kind == "hfield":
+            return np.zeros((0, 3, 3))
+        return primitive_triangles(int(model.geom_type[geom]), model.geom_size[geom])
+
     # The struct ---------------------------------------------------------------------------------------------------
 
     def _fill_struct(self) -> None:
@@ -280,6 +339,62 @@ class SceneArrays:
         array = wp.array(value, dtype=dtype, device=self.device)
         self._keep.append(array)
         return array
+
+
+def primitive_triangles(kind: int, size: Array) -> Array:
+    """[E, 3, 3] a primitive's surface, flat pieces exactly and round ones in facets, counter-clockwise from outside."""
+    if kind == kernels.PLANE:
+        if min(size[:2]) <= 0:
+            return np.zeros((0, 3, 3))
+        rim = np.array([(-1, -1, 0), (1, -1, 0), (1, 1, 0), (-1, 1, 0)]) * (*size[:2], 0.0)
+        return rim[[[0, 1, 2], [0, 2, 3]]]
+    if kind == kernels.BOX:
+        return _grid_triangles(lambda face, u, v: _cube_point(face, u, v) * size, 6, 1)
+    if kind in (kernels.SPHERE, kernels.ELLIPSOID):
+        radii = np.full(3, size[0]) if kind == kernels.SPHERE else size
+
+        def ball(face: int, u: Array, v: Array) -> Array:
+            point = _cube_point(face, u, v)
+            return point / np.linalg.norm(point, axis=-1, keepdims=True) * radii
+
+        return _grid_triangles(ball, 6, 6)
+    return _round_bar(size[0], size[1], kind == kernels.CAPSULE)
+
+
+def _cube_point(face: int, u: Array, v: Array) -> Array:
+    """[..., 3] on the cube of half size 1; u, v in [-1, 1] turn counter-clockwise seen from outside."""
+    axis, side = face // 2, 1 - 2 * (face % 2)
+    point = np.zeros((*np.shape(u), 3))
+    point[..., axis], point[..., (axis + 1) % 3], point[..., (axis + 2) % 3] = side, u, v * side
+    return point
+
+
+def _grid_triangles(surface: Callable[[int, Array, Array], Array], faces: int, cells: int) -> Array:
+    """Two triangles for each cell of each face of a surface over u, v in [-1, 1]."""
+    line = np.linspace(-1, 1, cells + 1)
+    u, v = np.meshgrid(line, line, indexing="ij")
+    out = []
+    for face in range(faces):
+        p = surface(face, u, v)
+        a, b, c, d = p[:-1, :-1], p[1:, :-1], p[1:, 1:], p[:-1, 1:]
+        out += [np.stack([a, b, c], -2).reshape(-1, 3, 3), np.stack([a, c, d], -2).reshape(-1, 3, 3)]
+    return np.concatenate(out)
+
+
+def _round_bar(radius: float, half: float, domed: bool) -> Array:
+    """A cylinder around z, or a capsule: rings of 24 facets from the lower pole to the upper one."""
+    if domed:
+        tilt = np.linspace(-np.pi / 2, 0, 5)
+        low = np.stack([radius * np.cos(tilt), radius * np.sin(tilt) - half], -1)
+        profile = np.concatenate([low, low[::-1] * (1, -1)])
+    else:
+        profile = np.array([(0, -half), (radius, -half), (radius, half), (0, half)])
+    turn = np.linspace(0, 2 * np.pi, 25)
+    rings = np.stack(
+        [profile[:, :1] * np.cos(turn), profile[:, :1] * np.sin(turn), np.repeat(profile[:, 1:], 25, 1)], -1
+    )
+    a, b, c, d = rings[:-1, :-1], rings[:-1, 1:], rings[1:, 1:], rings[1:, :-1]
+    return np.concatenate([np.stack([a, b, c], -2).reshape(-1, 3, 3), np.stack([a, c, d], -2).reshape(-1, 3, 3)])
 
 
 def _dtype_of(struct: Any) -> Any:

@@ -68,6 +68,7 @@ class Light:
     absorption: wp.vec3
     snow: float
     wetness: float
+    puddles: float
     autumn: float
     lamps: wp.vec3  # intensity times tint
     exposure: float
@@ -207,7 +208,7 @@ def ambient(light: Light, n: wp.vec3) -> wp.vec3:
 
 @wp.func
 def weathered(light: Light, m: Material, n: wp.vec3, p: wp.vec3) -> Material:
-    """Autumn, wetness and snow, in this order."""
+    """Autumn, wetness, puddles and snow, in this order."""
     out = Material()
     albedo = m.albedo
     roughness = m.roughness
@@ -223,6 +224,13 @@ def weathered(light: Light, m: Material, n: wp.vec3, p: wp.vec3) -> Material:
         wet = light.wetness * (0.35 + 0.65 * ease(0.3, 0.8, n[2]))
         albedo = albedo * (1.0 - 0.5 * wet * (1.0 - metallic))
         roughness = wp.lerp(roughness, roughness * 0.2 + 0.04, wet)
+    if light.puddles > 0.0:
+        noise = square_map(light.noise, _NOISE, p[0] * 0.11, p[1] * 0.11)
+        dry = 1.0 - 0.45 * light.puddles
+        pool = ease(dry, dry + 0.06, noise) * ease(0.97, 0.995, n[2])
+        albedo = albedo * (1.0 - 0.55 * pool)
+        roughness = wp.lerp(roughness, 0.02, pool)
+        metallic = metallic * (1.0 - pool)
     if light.snow > 0.0:
         noise = square_map(light.noise, _NOISE, p[0] * 0.06, p[1] * 0.06)
         cover = wp.min(light.snow * (0.8 + 0.4 * noise), 1.0) * ease(0.45, 0.75, n[2] + 0.2 * (noise - 0.5))

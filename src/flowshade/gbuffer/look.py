@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -43,6 +43,7 @@ SNOWS: dict[float, str] = {0.0: "no snow", 0.5: "a dusting of snow", 1.0: "deep 
 WETNESSES: dict[float, str] = {0.0: "dry ground", 0.5: "damp ground", 1.0: "wet ground"}
 LAMPS: dict[float, str] = {0.0: "lamps off", 0.5: "dim lamps", 1.0: "bright lamps"}
 CLOUDS: dict[float, str] = {0.0: "a clear sky", 0.35: "scattered clouds", 1.0: "a closed cloud cover"}
+PUDDLES: dict[float, str] = {0.0: "no puddles", 0.5: "a few puddles", 1.0: "puddles everywhere"}
 WATERS: dict[float, str] = {0.5: "clear water", 1.0: "murky water"}
 
 
@@ -102,6 +103,8 @@ class Look:
     """[0, 1]: share of upward-facing surfaces under snow."""
     wetness: float = 0.0
     """[0, 1]: darkens and smooths upward-facing surfaces most."""
+    puddles: float = 0.0
+    """[0, 1]: how much of level ground stands under a film of water."""
     autumn: float = 0.0
     """[0, 1]: greens turn orange."""
     lamps: float = 0.0
@@ -316,6 +319,36 @@ def _underwater(*, azimuth: float, water: float = 0.5) -> Look:
     )
 
 
+def _rain(*, puddles: float = 1.0, lamps: float = 0.5, fog: float = 0.012) -> Look:
+    return Look(
+        name="rain",
+        zenith=(0.34, 0.37, 0.42),
+        horizon=(0.30, 0.33, 0.37),
+        ground=(0.08, 0.08, 0.085),
+        cloudiness=1.0,
+        fog_density=fog,
+        fog_color=(0.29, 0.32, 0.36),
+        wetness=1.0,
+        puddles=puddles,
+        lamps=lamps,
+        lamp_tint=(1.0, 0.85, 0.62),
+        exposure=0.95,
+    )
+
+
+def _indoor(*, lamps: float = 1.0, warm: bool = True) -> Look:
+    return Look(
+        name="indoor",
+        zenith=(0.10, 0.14, 0.24),
+        horizon=(0.20, 0.22, 0.28),
+        ground=(0.05, 0.05, 0.06),
+        fog_color=(0.18, 0.20, 0.26),
+        lamps=lamps,
+        lamp_tint=(1.0, 0.82, 0.60) if warm else (0.86, 0.95, 1.0),
+        exposure=0.8,
+    )
+
+
 @dataclass(frozen=True)
 class _Family:
     build: Callable[..., Look]
@@ -339,6 +372,8 @@ _FAMILIES: dict[str, _Family] = {
     "autumn": _Family(_autumn, {"azimuth": _ALL_AZIMUTHS, "elevation": (32.0, 60.0), "fog": (0.0006, 0.012)}),
     "neon": _Family(_neon, {"magenta_left": (True, False), "wetness": (0.0, 1.0), "fog": (0.0006, 0.012)}),
     "underwater": _Family(_underwater, {"azimuth": _ALL_AZIMUTHS, "water": (0.5, 1.0)}),
+    "rain": _Family(_rain, {"puddles": (0.5, 1.0), "lamps": (0.0, 0.5, 1.0), "fog": (0.0006, 0.012, 0.03)}),
+    "indoor": _Family(_indoor, {"lamps": (0.5, 1.0), "warm": (True, False)}),
 }
 
 LOOKS: dict[str, Look] = {
@@ -351,6 +386,8 @@ LOOKS: dict[str, Look] = {
     "autumn": _autumn(azimuth=-90.0),
     "neon": _neon(),
     "underwater": _underwater(azimuth=45.0),
+    "rain": _rain(),
+    "indoor": _indoor(),
 }
 """The canonical looks, by name."""
 
@@ -370,6 +407,66 @@ def sample_look(rng: RandomSource, name: str | None = None) -> Look:
 
 def _pick(rng: RandomSource, values: tuple[Choice, ...]) -> Choice:
     return values[min(int(rng.random() * len(values)), len(values) - 1)]
+
+
+def mix_looks(first: Look, second: Look, share: float) -> Look:
+    """A look between two: every number in proportion, directions the short way round; its family is the nearer one's.
+
+    Args:
+        first: what `share` = 0 gives.
+        second: what `share` = 1 gives.
+        share: [0, 1] how much of the second.
+
+    Raises:
+        ValueError: `share` is outside [0, 1].
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"mix_looks got share={share}; expected 0 (all of the first) to 1 (all of the second).")
+    if share in (0, 1):
+        return second if share else first
+    nearer = second if share > 0.5 else first
+    values: dict[str, Any] = {}
+    for field in fields(Look):
+        a, b = getattr(first, field.name), getattr(second, field.name)
+        if isinstance(a, (str, bool)):
+            values[field.name] = getattr(nearer, field.name)
+        elif isinstance(a, tuple):
+            values[field.name] = _mix(a, b, share)
+        else:
+            values[field.name] = a + (b - a) * share
+    # A look without sun has no direction to mix in.
+    lit = [look for look in (first, second) if look.has_sun] or [first]
+    turn = (lit[-1].sun_azimuth - lit[0].sun_azimuth + 180.0) % 360.0 - 180.0
+    values["sun_azimuth"] = (lit[0].sun_azimuth + turn * share + 180.0) % 360.0 - 180.0
+    values["sun_elevation"] = lit[0].sun_elevation + (lit[-1].sun_elevation - lit[0].sun_elevation) * share
+    return Look(**values)
+
+
+def mixture_caption(first: Look, second: Look, share: float, rng: RandomSource | None = None) -> str:
+    """Words for `mix_looks(first, second, share)`: both looks' own, and how much of each there is.
+
+    Near 0 and 1 only one of them is named. With `rng` both are worded freely.
+    """
+    if share < 0.1 or share > 0.9:
+        return (second if share > 0.5 else first).caption(rng)
+    words = [look.caption(rng).rstrip(".") for look in (first, second)]
+    more, less = words if share <= 0.5 else words[::-1]
+    less = less[0].lower() + less[1:]
+    link = "half" if abs(share - 0.5) < 0.08 else "a little" if min(share, 1 - share) < 0.3 else "partly"
+    return f"{more}, {link} {less}." if link != "half" else f"Half {words[0][0].lower()}{words[0][1:]}, half {less}."
+
+
+UPSTREAM_STYLES: dict[str, str | None] = {
+    "original": None,
+    "bright_sunny": "sunny",
+    "snowy_winter": "snow",
+    "sunset_dramatic": "sunset",
+    "cyberpunk_neon": "neon",
+    "underwater": "underwater",
+    "autumn_warm": "autumn",
+    "moonlit_night": "night",
+}
+"""AlayaRenderer's eight style names and the family of looks that shows each; None leaves light and weather open."""
 
 
 # Words ----------------------------------------------------------------------------------------------------------------
@@ -558,6 +655,45 @@ _WORDS: dict[str, _Words] = {
         ),
         clauses=("water",),
     ),
+    "rain": _Words(
+        lead=(
+            "rain under a dark grey sky",
+            "a rainy day, heavy clouds",
+            "pouring rain from a leaden sky",
+            "wet weather, rain, everything glistens",
+            "steady rain and dull light",
+        ),
+        short=(
+            "rain",
+            "it is raining",
+            "a downpour",
+            "bring an umbrella",
+            "wet and grey",
+            "rainy",
+            "cats and dogs",
+            "after the storm broke",
+        ),
+        clauses=("puddles", "fog", "lamps"),
+    ),
+    "indoor": _Words(
+        lead=(
+            "{tone} lamplight in the evening",
+            "evening, {tone} light from lamps",
+            "lit by {tone} lamps, dusk outside",
+            "an evening indoors, {tone} lamps",
+            "{tone} artificial light, a dark blue sky outside",
+        ),
+        short=(
+            "indoor",
+            "lamplight",
+            "an evening at home",
+            "cosy",
+            "the lights are on",
+            "artificial light",
+            "lamps only",
+        ),
+        clauses=("lamps",),
+    ),
 }
 
 _CLAUSES: dict[str, tuple[str, ...]] = {
@@ -577,6 +713,9 @@ _CLAUSES: dict[str, tuple[str, ...]] = {
     "a clear sky": ("a clear sky", "no clouds", "a cloudless sky", "an empty sky"),
     "scattered clouds": ("scattered clouds", "some clouds", "a few clouds in the sky", "a partly cloudy sky"),
     "a closed cloud cover": ("a closed cloud cover", "clouds everywhere"),
+    "no puddles": ("no puddles", "the water has drained away"),
+    "a few puddles": ("a few puddles", "some puddles on the ground", "water in the hollows"),
+    "puddles everywhere": ("puddles everywhere", "large puddles", "flooded ground that mirrors the sky"),
     "clear water": ("clear water", "good visibility under water", "clean, transparent water"),
     "murky water": ("murky water", "poor visibility under water", "dark, dirty water"),
 }
@@ -601,6 +740,7 @@ def _clause(look: Look, kind: str) -> str:
         "wetness": (WETNESSES, look.wetness),
         "lamps": (LAMPS, look.lamps),
         "water": (WATERS, look.water),
+        "puddles": (PUDDLES, look.puddles),
     }
     grid, value = grids[kind]
     return _nearest(grid, value)
@@ -615,6 +755,7 @@ def _lead(look: Look, template: str) -> str:
         height=_nearest(ELEVATIONS, look.sun_elevation),
         magenta="left" if left else "right",
         cyan="right" if left else "left",
+        tone="warm" if look.lamp_tint[0] > look.lamp_tint[2] else "cool",
         **{"from": "" if sun in where else "to"},
     ).replace("  ", " ")
 

@@ -8,18 +8,29 @@ The world never notices: the same seed gives the same motion whether it is recor
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import mujoco
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from flowshade.gbuffer.io import ClipWriter
+from flowshade.gbuffer.io import ClipError, ClipWriter
+from flowshade.gbuffer.io.folder import partial_folder
 from flowshade.gbuffer.look import LOOKS, Look
-from flowshade.gbuffer.trace import Tracer
-from flowshade.types import GBuffer, stream_frame
-from flowshade.world import CameraPath, World, camera_at, step
+from flowshade.gbuffer.rollout import TracedFrame, blurred_rollout, rollout, save_state
+from flowshade.gbuffer.trace import Reference, Tracer
+from flowshade.types import GBuffer
+from flowshade.world import CameraPath, World
+
+CHECKPOINT_FRAMES = 30
+"""A recording that can be resumed loses at most this many frames of work."""
 
 
 def record(
@@ -33,6 +44,7 @@ def record(
     seed: int = 0,
     path: CameraPath | None = None,
     samples: int = 4,
+    reference: Reference = "direct",
 ) -> Iterator[tuple[GBuffer, Tensor | None]]:
     """Yields the world frame by frame from time 0, in constant memory.
 
@@ -46,6 +58,7 @@ def record(
         seed: of the sampling patterns; another seed gives other noise, never another world.
         path: a camera path instead of the world's own.
         samples: material samples a pixel.
+        reference: how the pictures are made, as in `Tracer`.
 
     Yields:
         The G-buffer of one frame (all channels and the camera, on `device`), and the picture `[1, 3, H, W]`,
@@ -58,25 +71,10 @@ def record(
         raise ValueError(f"record got frames={frames}; expected at least 1.")
     # Checks come before the first frame is asked for: a generator function would delay them.
     world = world.with_fps(fps)
-    tracer = Tracer(world.model, size=size, device=device, samples=samples, seed=seed)
-    return _frames(world, tracer, path or world.camera_path, frames, look, seed)
-
-
-def _frames(
-    world: World, tracer: Tracer, path: CameraPath, frames: int, look: Look | None, seed: int
-) -> Iterator[tuple[GBuffer, Tensor | None]]:
-    data = world.reset()
-    stream = stream_frame(camera_at(path, [0.0], *tracer.size).pose[0])
-    previous = None
-    for frame in range(frames):
-        if frame:
-            step(world, data)
-        camera = camera_at(path, [frame / world.fps], *tracer.size)
-        tracer.update(data)
-        gbuffer = tracer.gbuffer(camera, previous)
-        picture = None if look is None else tracer.shade(look, camera, stream=stream, seed=seed)
-        yield gbuffer, picture
-        previous = camera
+    tracer = Tracer(world.model, size=size, device=device, samples=samples, seed=seed, reference=reference)
+    looks = () if look is None else (look,)
+    traced = rollout(world, tracer, frames=frames, looks=looks, path=path, seed=seed)
+    return ((frame.gbuffer, frame.pictures[0] if frame.pictures else None) for frame in traced)
 
 
 def record_clip(
@@ -92,6 +90,9 @@ def record_clip(
     seed: int = 0,
     path: CameraPath | int = 0,
     samples: int = 4,
+    reference: Reference = "direct",
+    blur: int = 0,
+    resume: bool = False,
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
@@ -109,6 +110,11 @@ def record_clip(
         seed: of the sampling patterns; another seed gives other noise, never another world.
         path: which of the world's camera paths, 0 being its own; or one of yours.
         samples: material samples a pixel.
+        reference: how the pictures are made, as in `Tracer`.
+        blur: sub-frames of a second, motion-blurred version of each picture, kept in `blur/` beside the sharp one; 0 =
+            none. Needs a look. Such clips hold no motion vectors.
+        resume: keep what is recorded when the recording stops early, killed or not, and go on from there when it is
+            called again with the same settings. The finished clip is the same to the last bit as one made in one go.
         overwrite: replace an existing clip folder.
         progress: called with (frames done, frames in all) after each frame.
 
@@ -116,32 +122,101 @@ def record_clip(
         The folder.
 
     Raises:
-        ValueError: an unknown look, both or less than one of `seconds` and `frames`, a path that the world lacks, or
+        ValueError: an unknown look, both `seconds` and `frames`, a path that the world lacks, or
             as in `record`.
         ClipError: the folder exists and `overwrite` is false.
     """
     total = _frame_count(seconds, frames, fps)
     name, chosen = _look(look)
-    stream = record(
-        world, frames=total, fps=fps, size=size, look=chosen, device=device, seed=seed, path=_path(world, path),
-        samples=samples,
-    )  # fmt: skip
+    if blur < 0 or (blur and chosen is None):
+        raise ValueError(f"record_clip got blur={blur} and look={name}; expected a look, and 0 or more sub-frames.")
+    route = _path(world, path)
     meta = {
         "world": world.name, "seed": world.seed, "path": path if isinstance(path, int) else "custom",
         "look": name, "look_caption": chosen.caption() if chosen else None,
-        "samples": samples, "sampling_seed": seed,
+        "samples": samples, "sampling_seed": seed, "reference": reference if chosen else None,
     }  # fmt: skip
-    with ClipWriter(out_dir, size=size, fps=fps, caption=world.description, meta=meta, overwrite=overwrite) as writer:
-        for done, (gbuffer, picture) in enumerate(stream, 1):
-            writer.append(gbuffer, picture)
+    if chosen is not None:
+        meta["look_parameters"] = dataclasses.asdict(chosen)
+    if blur:
+        meta["blur_subframes"] = blur
+    started = _Checkpoint(Path(out_dir), {**meta, "frames": total, "fps": fps, "size": list(size)}) if resume else None
+    first = started.frames if started else 0
+    world = world.with_fps(fps * 2 * blur if blur else fps)
+    tracer = Tracer(world.model, size=size, device=device, samples=samples, seed=seed, reference=reference)
+    looks = () if chosen is None else (chosen,)
+    states: dict[int, NDArray[np.float64]] = {}
+
+    def visit(index: int, data: mujoco.MjData) -> None:
+        states.clear()
+        states[index] = save_state(world, data)
+
+    options: dict[str, Any] = {
+        "frames": total, "looks": looks, "path": route, "seed": seed, "first": first,
+        "state": started.state if started else None, "visit": visit if resume else None,
+    }  # fmt: skip
+    with ClipWriter(
+        out_dir, size=size, fps=fps, caption=world.description, meta=meta, overwrite=overwrite,
+        resume_at=first if resume else None,
+    ) as writer:  # fmt: skip
+        frames_of: Any = blurred_rollout if blur else _plain_rollout
+        for frame, blurred in frames_of(world, tracer, subframes=blur, **options):
+            writer.append(frame.gbuffer, frame.pictures[0] if looks else None, blurred[0] if blurred else None)
+            if started is not None and writer.frames % CHECKPOINT_FRAMES == 0 and writer.frames < total:
+                # With blur the shutter is closed for the last sub-frames of a frame: those are simulated again.
+                started.save(writer.frames, None if blur else states[frame.index])
             if progress is not None:
-                progress(done, total)
+                progress(writer.frames, total)
+        if started is not None:
+            started.remove()
     return Path(out_dir)
 
 
+def _plain_rollout(
+    world: World, tracer: Tracer, *, subframes: int, **options: Any
+) -> Iterator[tuple[TracedFrame, None]]:
+    """`rollout` in the form of `blurred_rollout`."""
+    return ((frame, None) for frame in rollout(world, tracer, **options))
+
+
+class _Checkpoint:
+    """How far a recording that can be resumed has come, in a small file of its partial folder."""
+
+    def __init__(self, clip: Path, settings: dict[str, Any]) -> None:
+        self._path = partial_folder(clip) / "checkpoint.json"
+        self._settings = json.loads(json.dumps(settings))
+        self.frames = 0
+        self.state: NDArray[np.float64] | None = None
+        if not self._path.exists():
+            return
+        found = json.loads(self._path.read_text())
+        if found["settings"] != self._settings:
+            differ = [key for key in self._settings if found["settings"].get(key) != self._settings[key]]
+            raise ClipError(
+                f"{self._path.parent} holds a recording with other settings ({', '.join(differ)} differ); expected the "
+                "same. Repeat them, or remove that folder to begin anew."
+            )
+        self.frames = found["frames"]
+        self.state = None if found["state"] is None else np.array(found["state"])
+
+    def save(self, frames: int, state: NDArray[np.float64] | None) -> None:
+        """Notes that `frames` frames are on disk, and the physics of the last of them. Atomic."""
+        content = {"settings": self._settings, "frames": frames, "state": None if state is None else state.tolist()}
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(content))
+        temporary.replace(self._path)
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+SLOWEST, FASTEST = 0.1, 1000.0
+"""Frames a second that a world is run at."""
+
+
 def _frame_count(seconds: float | None, frames: int | None, fps: float) -> int:
-    if not 0 < fps < math.inf:
-        raise ValueError(f"fps is {fps}; expected a positive number of frames per second.")
+    if not SLOWEST <= fps <= FASTEST:
+        raise ValueError(f"fps is {fps}; expected {SLOWEST:g} to {FASTEST:g} frames per second.")
     if seconds is not None and frames is not None:
         raise ValueError(f"both seconds={seconds} and frames={frames} were given; choose one of them.")
     if frames is None:
@@ -160,7 +235,7 @@ def _path(world: World, path: CameraPath | int) -> CameraPath:
         raise ValueError(f"camera path is {path}; expected 0 or more.")
     if path and not world.rails:
         raise ValueError(f"camera path {path} was asked for, but {world.name} has a single one; expected 0.")
-    return world.paths(path + 1)[path]
+    return world.nth_path(path)
 
 
 def _look(look: str | Look | None) -> tuple[str | None, Look | None]:

@@ -6,7 +6,8 @@ the plain baseline that a learned renderer has to beat. Where nothing occludes, 
 
 The formulas, with n the normal, v towards the camera, l towards the sun, radiance linear Rec.709:
 
-    weather   wetness darkens and smooths, snow whitens what faces up, autumn turns green to orange
+    weather   wetness darkens and smooths, puddles stand on level ground, snow whitens what faces up, autumn turns
+              green to orange
     f0        lerp(0.04, albedo, metallic)
     diffuse   albedo (1 - metallic) (sun max(n.l, 0) visible / pi + ambient)
     specular  GGX(sun) visible + reflected (f0 a + b), a and b from Karis's fit of the environment BRDF (2014)
@@ -231,7 +232,7 @@ def tone_curve(radiance: Tensor) -> Tensor:
 def _weather(
     look: Look, albedo: Tensor, roughness: Tensor, metallic: Tensor, n: Tensor, p: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Autumn, wetness and snow, in this order; `n` and `p` in world axes."""
+    """Autumn, wetness, puddles and snow, in this order; `n` and `p` in world axes."""
     if look.autumn > 0:
         r, g, b = albedo
         green = _smoothstep(0.05, 0.35, (g - torch.maximum(r, b)) / g.clamp(min=1e-4)) * look.autumn
@@ -243,6 +244,13 @@ def _weather(
         wet = look.wetness * (0.35 + 0.65 * facing_up)
         albedo = albedo * (1 - 0.5 * wet * (1 - metallic))
         roughness = torch.lerp(roughness, roughness * 0.2 + 0.04, wet)
+    if look.puddles > 0:
+        noise = _bilinear_wrapped(_table("noise", n.device), p[0] * 0.11, p[1] * 0.11)
+        dry = 1.0 - 0.45 * look.puddles
+        pool = _smoothstep(dry, dry + 0.06, noise) * _smoothstep(0.97, 0.995, n[2])
+        albedo = albedo * (1 - 0.55 * pool)
+        roughness = torch.lerp(roughness, torch.full_like(roughness, 0.02), pool)
+        metallic = metallic * (1 - pool)
     if look.snow > 0:
         noise = _bilinear_wrapped(_table("noise", n.device), p[0] * 0.06, p[1] * 0.06)
         cover = (look.snow * (0.8 + 0.4 * noise)).clamp(max=1) * _smoothstep(0.45, 0.75, n[2] + 0.2 * (noise - 0.5))

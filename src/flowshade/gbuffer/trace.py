@@ -3,7 +3,7 @@
     tracer = Tracer(world.model, size=(240, 416), device="cpu")
     tracer.update(data)
     gbuffer = tracer.gbuffer(camera, previous=last_camera)
-    rgb = tracer.shade(look, camera, stream=stream_frame(first_pose), seed=0)
+    rgb = tracer.shade(look, camera, stream=stream_frame(first_pose), seed=0)  # or Tracer(..., reference="paths")
 
 What it reads of MuJoCo: geoms of every type; colours (`rgba`, a material's unless the geom has its own) as sRGB;
 textures in the roles RGB, RGBA, roughness, metallic, ORM and emissive, 2D and cube, sRGB where they hold colours;
@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal, get_args
 
 import mujoco
 import numpy as np
@@ -28,7 +28,7 @@ import warp as wp
 from jaxtyping import Float
 from torch import Tensor
 
-from flowshade.gbuffer import kernels, light_kernels, shade
+from flowshade.gbuffer import kernels, light_kernels, path_kernels, shade
 from flowshade.gbuffer._scene import SceneArrays
 from flowshade.gbuffer.look import Look
 from flowshade.types import CHANNELS, Camera, GBuffer
@@ -36,7 +36,12 @@ from flowshade.types import CHANNELS, Camera, GBuffer
 _ROWS_A_BAND = 16
 _MAX_PIXELS = 2**27
 _KEPT_LIGHTS = 64
+_BRIGHTEST = 24.0  # exposed radiance at which one path is held: the tone curve has long been white
+_STRIDES = (1, 2)  # of the filter's passes
 _SEEDS = 1024  # shifts of the sample sequence, whose arithmetic is in single precision
+
+Reference = Literal["direct", "paths"]
+"""How `Tracer.shade` makes its picture: light in one step with one bounce (fast), or path-traced."""
 
 
 class Tracer:
@@ -59,6 +64,9 @@ class Tracer:
         sun_rays: int = 4,
         sky_rays: int = 12,
         threads: int | None = None,
+        reference: Reference = "direct",
+        paths: int = 16,
+        bounces: int = 4,
     ) -> None:
         """
         Args:
@@ -73,19 +81,32 @@ class Tracer:
             sky_rays: hemisphere rays a pixel when shading.
             threads: bands of rows are traced on this many threads (CPU only; all cores by default). Results do not
                 depend on it.
+            reference: "direct" shades with `sun_rays` and `sky_rays`; "paths" traces paths (see `path_kernels`).
+            paths: path samples a pixel, a multiple of 4.
+            bounces: surfaces that a path may visit after the one that is seen; each gives light on.
 
         Raises:
-            ValueError: an unknown channel, an impossible size or number of samples, or a geom type without a surface.
+            ValueError: an unknown channel or reference, an impossible size or number of samples, or a geom type
+                without a surface.
         """
         height, width = size
         if height < 1 or width < 1 or height * width > _MAX_PIXELS:
-            raise ValueError(f"Tracer got size={size}; expected (height, width) in pixels, each at least 1.")
+            raise ValueError(
+                f"Tracer got size={size}; expected (height, width), each at least 1, and at most {_MAX_PIXELS} pixels."
+            )
         if not 1 <= samples <= 256:
             raise ValueError(f"Tracer got samples={samples}; expected 1 to 256 material samples a pixel.")
         names = tuple(CHANNELS if channels is None else channels)
         unknown = [name for name in names if name not in CHANNELS]
         if unknown or not names:
             raise ValueError(f"Tracer got channels {list(names)}; expected some of {', '.join(CHANNELS)}.")
+        if reference not in get_args(Reference):
+            raise ValueError(f"Tracer got reference={reference!r}; expected one of {', '.join(get_args(Reference))}.")
+        if paths < 1 or paths % path_kernels.LANES or paths > 4096 or bounces < 1:
+            raise ValueError(
+                f"Tracer got paths={paths}, bounces={bounces}; expected a multiple of {path_kernels.LANES} up to 4096, "
+                "and at least one bounce."
+            )
         _init_warp()
         self.size = (height, width)
         self.device = torch.device(device)
@@ -110,6 +131,10 @@ class Tracer:
         self._lights: dict[Any, Any] = {}
         self._tables: dict[str, Any] = {}
         self.sun_rays, self.sky_rays = sun_rays, sky_rays
+        self.reference: Reference = reference
+        self.paths, self.bounces = paths, bounces
+        self._path_arrays: Any = None
+        self._kept: list[Any] = []  # arrays that structs refer to by address only
 
     @property
     def is_cuda(self) -> bool:
@@ -211,24 +236,103 @@ class Tracer:
             raise ValueError("Tracer.shade was called before gbuffer; call gbuffer(camera) first.")
         if camera is not None and camera is not self._camera and not _same_camera(camera, self._camera):
             raise ValueError("Tracer.shade got another camera than the last gbuffer call; call gbuffer(camera) first.")
+        return self._picture(look, stream, seed, display=True)
+
+    def radiance(self, look: Look, *, stream: Float[Tensor, "3 3"], seed: int = 0) -> Float[Tensor, "1 3 H W"]:
+        """`shade` before the tone curve: exposed linear radiance, path-traced whatever `reference` is."""
+        if self._view is None:
+            raise ValueError("Tracer.radiance was called before gbuffer; call gbuffer(camera) first.")
+        return self._picture(look, stream, seed, display=False)
+
+    def _picture(self, look: Look, stream: Tensor, seed: int, display: bool) -> Tensor:
         height, width = self.size
         rgb = torch.empty(3 * height * width, dtype=torch.float32, device=self.device)
         material = self._materials
+        surface = [material["albedo"], material["roughness"], material["metallic"]]
         with self._stream():
             light = self._light(look, stream)
-            lit = self._lit_buffers()
-            surface = [material["albedo"], material["roughness"], material["metallic"]]
-            self.launch(
-                light_kernels.gather_light,
-                [self._scene.struct, self._view, light],
-                [self.sun_rays, self.sky_rays, seed % _SEEDS, self.hits, *surface, lit],
-            )
-            self.launch(
-                light_kernels.compose,
-                [self._scene.struct, self._view, light],
-                [self._offsets, self.hits, *surface, material["emission"], lit, wp.from_torch(rgb)],
-            )
+            if display and self.reference == "direct":
+                self._shade_directly(light, surface, seed, wp.from_torch(rgb))
+            else:
+                self._shade_by_paths(light, look, surface, seed, display, wp.from_torch(rgb))
         return rgb.view(1, 3, height, width)
+
+    def _shade_directly(self, light: Any, surface: list[Any], seed: int, rgb: Any) -> None:
+        scene, view, lit = self._scene.struct, self._view, self._lit_buffers()
+        self.launch(
+            light_kernels.gather_light,
+            [scene, view, light],
+            [self.sun_rays, self.sky_rays, seed % _SEEDS, self.hits, *surface, lit],
+        )
+        self.launch(
+            light_kernels.compose,
+            [scene, view, light],
+            [self._offsets, self.hits, *surface, self._materials["emission"], lit, rgb],
+        )
+
+    def _shade_by_paths(
+        self, light: Any, look: Look, surface: list[Any], seed: int, display: bool, rgb: Any
+    ) -> None:  # fmt: skip
+        scene, view = self._scene.struct, self._view
+        emitters, paths, now, then = self._path_buffers()
+        samples = self.paths // path_kernels.LANES
+        limit = _BRIGHTEST / max(look.exposure, 1e-3)
+        self.launch(
+            path_kernels.trace_paths,
+            [scene, view, light, emitters],
+            [samples, self.bounces, limit, seed % _SEEDS, self.hits, *surface, paths],
+            lanes=path_kernels.LANES,
+        )
+        self.launch(path_kernels.pool_lanes, [], [paths, now])
+        for stride in _STRIDES:
+            self.launch(path_kernels.smooth, [view, light], [stride, self.hits, surface[1], now, then])
+            now, then = then, now
+        self.launch(
+            path_kernels.compose_paths,
+            [scene, view, light],
+            [int(display), self._offsets, self.hits, *surface, self._materials["emission"], now, rgb],
+        )
+
+    def _path_buffers(self) -> Any:
+        """Emitters, what paths find by lane, and twice that by pixel; made at the first use."""
+        if self._path_arrays is None:
+            pixels = self.size[0] * self.size[1]
+            self._path_arrays = (
+                self._emitters(),
+                self._filled(path_kernels.Paths, pixels * path_kernels.LANES),
+                self._filled(path_kernels.Pooled, pixels),
+                self._filled(path_kernels.Pooled, pixels),
+            )
+        return self._path_arrays
+
+    def _filled(self, kind: Any, count: int) -> Any:
+        """A struct of arrays of `count` zeros."""
+        struct = kind()
+        for name, field in kind.vars.items():
+            array = wp.zeros(count, dtype=field.type.dtype, device=self._wp_device)
+            self._kept.append(array)
+            setattr(struct, name, array)
+        return struct
+
+    def _emitters(self) -> Any:
+        table = self._scene.emitters(self._model)
+        share = table.power / max(table.power.sum(), 1e-12)
+        listed = np.zeros(self._geoms)
+        listed[table.geom] = 1
+        arrays = {
+            "corners": (table.corners, wp.vec3), "geom": (table.geom, int), "face": (table.face, int),
+            "cumulative": (np.cumsum(share), float), "density": (share / np.maximum(table.area, 1e-12), float),
+            "exact": (table.exact, int), "listed": (listed, int),
+        }  # fmt: skip
+        struct: Any = path_kernels.Emitters()
+        for name, (values, dtype) in arrays.items():
+            kind = np.int32 if dtype is int else np.float32
+            padded = values if len(values) else np.zeros((1, *values.shape[1:]))
+            array = wp.array(padded.astype(kind), dtype=dtype, device=self._wp_device)
+            self._kept.append(array)
+            setattr(struct, name, array)
+        struct.count = len(table.geom)
+        return struct
 
     def _lit_buffers(self) -> Any:
         """Light buffers, made at the first use."""
@@ -289,7 +393,17 @@ class Tracer:
             "absorption",
         ):
             setattr(light, name, wp.vec3(*getattr(look, name)))
-        for name in ("cloudiness", "stars", "fog_density", "fog_height", "snow", "wetness", "autumn", "exposure"):
+        for name in (
+            "cloudiness",
+            "stars",
+            "fog_density",
+            "fog_height",
+            "snow",
+            "wetness",
+            "puddles",
+            "autumn",
+            "exposure",
+        ):
             setattr(light, name, float(getattr(look, name)))
         light.lamps = wp.vec3(*(look.lamps * tint for tint in look.lamp_tint))
         light.harmonics = light_kernels.mat93(*shade.ambient_coefficients(look).flatten().tolist())
@@ -297,18 +411,18 @@ class Tracer:
 
     # Launching ----------------------------------------------------------------------------------------------------
 
-    def launch(self, kernel: Any, before: list[Any], after: list[Any]) -> None:
-        """Runs a kernel over all pixels: its arguments are `before`, the first pixel, `after`.
+    def launch(self, kernel: Any, before: list[Any], after: list[Any], lanes: int = 1) -> None:
+        """Runs a kernel over all pixels, `lanes` threads each: its arguments are `before`, the first pixel, `after`.
 
         On the CPU bands of rows go to the threads; pixels are independent, so the result does not depend on it.
         """
         height, width = self.size
         if self.is_cuda:
-            wp.launch(kernel, dim=height * width, inputs=[*before, 0, *after], device=self._wp_device)
+            wp.launch(kernel, dim=height * width * lanes, inputs=[*before, 0, *after], device=self._wp_device)
             return
 
         def band(row: int, rows: int) -> None:
-            wp.launch(kernel, dim=rows * width, inputs=[*before, row * width, *after], device=self._wp_device)
+            wp.launch(kernel, dim=rows * width * lanes, inputs=[*before, row * width, *after], device=self._wp_device)
 
         if self._pool is None or kernel not in self._loaded:
             band(0, height)  # loads, and at the first run ever compiles, the kernel's module: not for threads

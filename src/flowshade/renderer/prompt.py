@@ -71,7 +71,7 @@ class PromptEncoder:
             longest prompt of the batch.
 
         Raises:
-            PromptError: a prompt is longer than `MAX_TOKENS`.
+            PromptError: a prompt is longer than `MAX_TOKENS`, is not valid text, or holds no word that is known.
         """
         if isinstance(texts, str):
             texts = [texts]
@@ -79,7 +79,24 @@ class PromptEncoder:
 
     def count_tokens(self, text: str) -> int:
         """Tokens in a prompt, the two end marks included."""
-        return len(self._tokenizer.encode(text).ids)
+        return len(self._tokenizer.encode(_valid(text)).ids)
+
+    def check(self, text: str) -> None:
+        """Looks at the tokens without running the network.
+
+        Raises:
+            PromptError: the prompt is longer than `MAX_TOKENS`, is not valid text, or holds no word that is known.
+        """
+        ids = self._tokenizer.encode(_valid(text)).ids
+        if len(ids) > 2 and set(ids[1:-1]) == {self._tokenizer.token_to_id("[UNK]")}:
+            raise PromptError(
+                f"the prompt {text[:60]!r} holds no word that the encoder knows; describe the scene in English words."
+            )
+        if len(ids) > MAX_TOKENS:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens and the encoder takes {MAX_TOKENS}: shorten it "
+                f"(it begins {text[:60]!r})."
+            )
 
     def _one(self, text: str) -> Float[Tensor, "S 384"]:
         if text in self._cache:
@@ -93,15 +110,21 @@ class PromptEncoder:
 
     @torch.no_grad()
     def _embed(self, text: str) -> Float[Tensor, "S 384"]:
+        self.check(text)
         ids = self._tokenizer.encode(text).ids
-        if len(ids) > MAX_TOKENS:
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens and the encoder takes {MAX_TOKENS}: shorten it "
-                f"(it begins {text[:60]!r})."
-            )
         with torch.autocast(self.device.type, enabled=False):
             output = self._model(input_ids=torch.tensor([ids], device=self.device))
         return output.last_hidden_state[0].float()  # [S, 384]
+
+
+def _valid(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(
+            f"the prompt {text[:60]!r} is not valid Unicode text; expected UTF-8. Type it again."
+        ) from error
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)

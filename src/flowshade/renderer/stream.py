@@ -86,6 +86,15 @@ class Stream:
         self._text: TextMemory | None = None
         self._size: tuple[int, int] | None = None
 
+    @property
+    def device(self) -> torch.device:
+        return self._renderer.device
+
+    @property
+    def text(self) -> TextMemory | None:
+        """What the layers take from the prompt; None before the first `set_text`."""
+        return self._text
+
     def set_text(self, text: TextContext) -> None:
         """Takes a prompt's embeddings [1, S, E] from the next window on; only what depends on text is computed."""
         if text.tokens.shape[0] != 1:
@@ -97,7 +106,15 @@ class Stream:
             self._text = self._renderer.transformer.encode_text(context)
 
     def set_sun(self, sun: Float[Tensor, "3"] | None) -> None:
-        """Takes a unit vector towards the sun in the stream frame from the next window on; None = unknown."""
+        """Takes a unit vector towards the sun in the stream frame from the next window on; None = unknown.
+
+        Raises:
+            ValueError: anything but three numbers of length 1.
+        """
+        if sun is not None:
+            sun = torch.as_tensor(sun, dtype=torch.float32)
+            if sun.shape != (3,) or not abs(float(sun.norm()) - 1) < 0.01:
+                raise ValueError(f"the sun is {sun.tolist()}; expected a unit vector of three numbers, or None.")
         self.sun = None if sun is None else sun.to(self._renderer.device, torch.float32)[None]
 
     @torch.no_grad()
@@ -117,11 +134,10 @@ class Stream:
 
     def encode(self, window: GBuffer) -> Planes:
         """A window's planes; the stream's first camera sets the stream frame."""
+        _check_window(window, self._size)
         window = window.to(self._renderer.device)
         if self.frame is None and window.camera is not None:
             self.frame = stream_frame(window.camera.pose[0])
-        if self._size not in (None, window.size):
-            raise ValueError(f"a stream of {self._size} got a window of {window.size}; reset() it to change size.")
         self._size = window.size
         return encode_buffers(window, self._renderer.profile, self.frame)
 
@@ -145,6 +161,23 @@ class Stream:
         tensors = [] if history is None else [history.latents, history.buffers]
         tensors += [] if self.decoder_state is None else [self.decoder_state.previous]
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None)
+
+
+def _check_window(window: GBuffer, size: tuple[int, int] | None) -> None:
+    """Raises ValueError for a window without pixels, of another size than the stream's, or of integers."""
+    if window.frames == 0 or 0 in window.size:
+        raise ValueError(
+            f"a stream got a window of {window.frames} frames of {window.size}; expected at least one frame of at "
+            "least one pixel."
+        )
+    if size not in (None, window.size):
+        raise ValueError(f"a stream of {size} got a window of {window.size}; reset() it to change size.")
+    for name, value in window.channels().items():
+        if name != "instance" and not value.is_floating_point():
+            raise ValueError(
+                f"a stream got {name} as {value.dtype}; expected floating point in the units of `GBuffer` (albedo "
+                "linear in [0, 1]). Convert it first."
+            )
 
 
 def pad_planes(planes: Planes, multiple: int) -> Planes:

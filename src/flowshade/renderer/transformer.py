@@ -277,7 +277,9 @@ class WorldTransformer(nn.Module):
         if any(length % patch for length, patch in zip(size, self.config.patch)):
             raise ValueError(f"got latents {tuple(latents.shape)}; expected sizes in multiples of {self.config.patch}.")
         if (buffers is None) != (self.config.buffer_channels == 0):
-            raise ValueError(f"expected {self.config.buffer_channels} channels of buffer features and got {buffers}.")
+            raise ValueError(
+                f"expected {self.config.buffer_channels} channels of buffer features and got {_shape(buffers)}."
+            )
         latents = latents.to(self.dtype)
         if buffers is None:
             x = _tokens(self.patch_embedding(latents))
@@ -520,6 +522,10 @@ class OutputNorm(nn.Module):
     def forward(self, x: Float[Tensor, "B N D"], temb: Float[Tensor, "B D"]) -> Float[Tensor, "B N D"]:
         shift, scale = (self.scale_shift_table.float() + temb.float()[:, None]).chunk(2, dim=1)
         return _modulate(x, shift, scale, self.eps)
+
+
+def _shape(value: Tensor | None) -> tuple[int, ...] | None:
+    return None if value is None else tuple(value.shape)
 
 
 def _patches(channels: int, dim: int, patch: tuple[int, int, int]) -> nn.Conv3d:

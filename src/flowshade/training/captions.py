@@ -61,12 +61,17 @@ class LookBank:
     def load(cls, path: Path) -> LookBank:
         if not path.is_file():
             raise FlowshadeError(f"look bank {path} does not exist; make it with: flowshade train captions -o FOLDER")
-        content = json.loads(path.read_text())
-        return cls(
-            looks=tuple(Look(**_tuples(look)) for look in content["looks"]),
-            captions=tuple(tuple(rows) for rows in content["captions"]),
-            kinds=tuple(content["kinds"]),
-        )
+        try:
+            content = json.loads(path.read_text())
+            return cls(
+                looks=tuple(Look(**_tuples(look)) for look in content["looks"]),
+                captions=tuple(tuple(rows) for rows in content["captions"]),
+                kinds=tuple(content["kinds"]),
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise FlowshadeError(
+                f"look bank {path} cannot be read ({error!r}); make it again with: flowshade train captions -o FOLDER"
+            ) from error
 
 
 def build_banks(
@@ -133,6 +138,11 @@ def save_banks(folder: Path, looks: LookBank, captions: CaptionBank) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     captions.save(folder / "captions.safetensors")
     looks.save(folder / "looks.json")
+
+
+def has_banks(folder: Path) -> bool:
+    """Whether a folder holds both banks."""
+    return (folder / "captions.safetensors").is_file() and (folder / "looks.json").is_file()
 
 
 def load_banks(folder: Path) -> tuple[LookBank, CaptionBank]:

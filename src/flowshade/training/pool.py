@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -42,6 +43,10 @@ class ClipSpec:
     sun_rays: int = 2
     sky_rays: int = 6
     """Rays a pixel of the reference; its filter averages over 4x4 pixels, so half of the tracer's defaults will do."""
+    reference: Literal["direct", "paths"] = "direct"
+    """How the pictures are made, as in `flowshade.gbuffer.trace.Tracer`: direct light, or path-traced."""
+    paths: int = 16
+    """Path samples a pixel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +106,12 @@ def trace_clip(
     kind: str, seed: int, bank: LookBank, spec: ClipSpec, profile: EncodingProfile, device: str
 ) -> PackedClip:
     """Builds the world of a seed, runs it along one of its paths and shades it in drawn looks."""
+    from flowshade.gbuffer.rollout import rollout
     from flowshade.gbuffer.trace import Tracer
-    from flowshade.world import camera_at, make_world, step
+    from flowshade.world import make_world
 
     rng = np.random.default_rng(seed)
     world = make_world(kind, seed, fps=float(rng.choice(spec.frame_rates)))
-    camera = camera_at(world.camera_path, np.arange(spec.frames) / world.fps, *spec.size)
-    stream = stream_frame(camera.pose[0])
     rows = [bank.draw(kind, rng) for _ in range(spec.looks)]
     tracer = Tracer(
         world.model,
@@ -117,18 +121,15 @@ def trace_clip(
         channels=TRACED,
         sun_rays=spec.sun_rays,
         sky_rays=spec.sky_rays,
+        reference=spec.reference,
+        paths=spec.paths,
     )
-    data = world.reset()
-    buffers, pictures = [], []
-    for frame in range(spec.frames):
-        tracer.update(data)
-        view = camera[frame : frame + 1]
-        buffers.append(tracer.gbuffer(view))
-        pictures.append(torch.stack([tracer.shade(bank.looks[row], view, stream=stream, seed=seed) for row in rows]))
-        step(world, data)
-    sun = torch.stack([bank.looks[row].sun_vector() * bank.looks[row].has_sun for row in rows])
-    clip = GBuffer.cat(buffers).replace(camera=camera)
-    return pack_clip(clip, torch.cat(pictures, 1), torch.tensor(rows), sun.float(), profile)
+    looks = [bank.looks[row] for row in rows]
+    frames = list(rollout(world, tracer, frames=spec.frames, looks=looks, seed=seed))
+    pictures = torch.stack([torch.cat(frame.pictures) for frame in frames], 1)  # [K, T, 3, H, W]
+    sun = torch.stack([look.sun_vector() * look.has_sun for look in looks])
+    clip = GBuffer.cat([frame.gbuffer for frame in frames])
+    return pack_clip(clip, pictures, torch.tensor(rows), sun.float(), profile)
 
 
 @dataclass(kw_only=True)

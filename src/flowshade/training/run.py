@@ -12,7 +12,7 @@ from pathlib import Path
 from flowshade.device import choose_device
 from flowshade.errors import FlowshadeError
 from flowshade.presets import TRAININGS
-from flowshade.training.captions import build_banks, load_banks, save_banks, world_descriptions
+from flowshade.training.captions import build_banks, has_banks, load_banks, save_banks, world_descriptions
 from flowshade.training.checkpoint import load_checkpoint
 from flowshade.training.stages import StageConfig
 from flowshade.training.trainer import TrainConfig, Trainer
@@ -26,6 +26,8 @@ def write_captions(folder: Path, *, seed: int = 0) -> None:
     from flowshade.renderer.prompt import PromptEncoder
     from flowshade.world import WORLDS
 
+    if folder.exists() and not folder.is_dir():
+        raise FlowshadeError(f"captions go into the folder {folder}, which is a file; give a folder.")
     save_banks(folder, *build_banks(world_descriptions(tuple(WORLDS)), PromptEncoder(), seed=seed))
 
 
@@ -57,10 +59,13 @@ def train(
             that are not there.
     """
     config = _configure(preset, seed=seed, scale_time=scale_time, stages=stages, device=device)
+    if folder.exists() and not folder.is_dir():
+        raise FlowshadeError(f"the run's folder {folder} is a file; give a folder, or a name that is free.")
     begin = None if start is None else load_checkpoint(start)
     if captions is None:
         captions = folder / "captions"
-        if not captions.is_dir():
+        if not has_banks(captions):
+            print(f"making captions in {captions} (about a minute)", flush=True)
             write_captions(captions, seed=seed)
     return Trainer(config, folder, *load_banks(captions), begin).run()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from einops import rearrange
+from jaxtyping import Float
 from torch import Tensor
 
 from flowshade.renderer.memory import HistoryMemory
@@ -19,8 +20,6 @@ def write_samples(path: Path, context: Context, *, clips: int = 4, latents: int 
 
     Shown is the last frame of streams of `latents` latent frames, which ran on their own past.
     """
-    from PIL import Image
-
     models, renderer = context.models, context.models.renderer
     latents = min(latents, context.pool.spec.frames // FRAMES_PER_LATENT)
     batch = context.pool.draw(clips, latents, context.rng)
@@ -30,8 +29,14 @@ def write_samples(path: Path, context: Context, *, clips: int = 4, latents: int 
     streamed = renderer.decoder(stream, batch.planes)
     albedo = (batch.planes.values[:, :, context.pool.profile.slices["albedo"]] + 1) / 2
     columns = [clip[:, -1] for clip in (albedo, reconstruction, streamed, batch.rgb)]  # each [B, 3, H, W]
-    sheet = rearrange(torch.stack(columns, 1), "b k c h w -> (b h) (k w) c").float().clamp(0, 1)
-    image = Image.fromarray((sheet * 255).round().to(torch.uint8).cpu().numpy())
+    write_sheet(path, rearrange(torch.stack(columns, 1), "b k c h w -> (b h) (k w) c"))
+
+
+def write_sheet(path: Path, picture: Float[Tensor, "H W 3"]) -> None:
+    """Writes a picture in [0, 1] as PNG, or nothing."""
+    from PIL import Image
+
+    image = Image.fromarray((picture.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy())
     temporary = path.with_name(path.name + ".tmp")
     image.save(temporary, format="PNG")
     temporary.replace(path)

@@ -13,6 +13,7 @@ A stage says which modules it trains and turns a batch into a loss; `flowshade.t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
@@ -22,18 +23,19 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from flowshade.checkpoints.store import save_renderer
 from flowshade.codec.decoder import DecoderState
-from flowshade.codec.encoder import PictureEncoder
+from flowshade.codec.encoder import PictureEncoder, PictureEncoderConfig
 from flowshade.codec.encoding import EncodingProfile
 from flowshade.renderer.memory import HistoryMemory
 from flowshade.renderer.prompt import CaptionBank
-from flowshade.renderer.renderer import Renderer
+from flowshade.renderer.renderer import Renderer, RendererConfig
 from flowshade.renderer.transformer import TextContext
 from flowshade.training.losses import change_loss, picture_loss
 from flowshade.training.pool import Batch, ClipPool
 from flowshade.types import FRAMES_PER_LATENT, Planes
 
-StageName = Literal["codec", "regression", "flow", "rollout"]
+StageName = Literal["codec", "regression", "flow", "rollout", "inverse"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +66,69 @@ class StageConfig:
     """Share of clips that change their look half-way."""
 
 
+class Trainable(Protocol):
+    """What the trainer needs of the models that it trains; they are one `nn.Module`."""
+
+    profile: EncodingProfile
+
+    def stage(self, config: StageConfig, data: Data) -> Stage:
+        """One of their stages."""
+        ...
+
+    def save(self, path: Path, *, dtype: torch.dtype) -> None:
+        """Writes down what is used after training."""
+        ...
+
+    def write_samples(self, path: Path, data: Data) -> None:
+        """Writes a contact sheet of clips from the pool."""
+        ...
+
+    def compile(self) -> None:
+        """Compiles the parts that take the time, in place; parameter names stay as they are."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsConfig:
+    """What the renderer's stages train."""
+
+    renderer: RendererConfig
+    picture_encoder: PictureEncoderConfig
+
+    def build(self) -> Models:
+        renderer = Renderer(self.renderer)
+        return Models(renderer, PictureEncoder(self.picture_encoder, renderer.profile))
+
+
 class Models(nn.Module):
-    """Everything that is trained: the renderer and the picture encoder that makes its targets."""
+    """The renderer and the picture encoder that makes its targets."""
 
     def __init__(self, renderer: Renderer, picture_encoder: PictureEncoder) -> None:
         super().__init__()
         self.renderer = renderer
         self.picture_encoder = picture_encoder
+        self.profile = renderer.profile
+
+    def stage(self, config: StageConfig, data: Data) -> Stage:
+        kinds = {"codec": CodecStage, "regression": FlowStage, "flow": FlowStage, "rollout": RolloutStage}
+        return kinds[config.name](config, self._context(data))
+
+    def save(self, path: Path, *, dtype: torch.dtype) -> None:
+        save_renderer(self.renderer, path, dtype=dtype)
+
+    def write_samples(self, path: Path, data: Data) -> None:
+        from flowshade.training.samples import write_samples
+
+        write_samples(path, self._context(data))
+
+    def compile(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for block in self.renderer.transformer.blocks:
+            block.compile(dynamic=False)
+        decoder = self.renderer.decoder
+        decoder._picture = torch.compile(decoder._picture, dynamic=False)  # pyright: ignore
+
+    def _context(self, data: Data) -> Context:
+        return Context(models=self, pool=data.pool, captions=data.captions, rng=data.rng)
 
     @torch.no_grad()
     def latents(self, rgb: Float[Tensor, "B T 3 H W"], planes: Planes) -> Float[Tensor, "B C L h w"]:
@@ -96,13 +154,19 @@ class Stage(Protocol):
 
 
 @dataclass(kw_only=True)
-class Context:
-    """What every stage works with."""
+class Data:
+    """What every stage draws from."""
 
-    models: Models
     pool: ClipPool
     captions: CaptionBank
     rng: np.random.Generator
+
+
+@dataclass(kw_only=True)
+class Context(Data):
+    """What the renderer's stages work with."""
+
+    models: Models
 
     def text(self, rows: Tensor) -> TextContext:
         return self.captions.context(rows)
@@ -140,7 +204,9 @@ def drop_buffers(planes: Planes, share: float, profile: EncodingProfile, rng: np
             planes.values[row, :, slices[name]] = 0
 
 
-class _WithoutFinish:
+class WithoutFinish:
+    """A stage that has nothing to do after its last update."""
+
     def finish(self) -> None:
         """Nothing is left to do."""
 
@@ -186,7 +252,7 @@ class CodecStage:
         self._updates += 1
 
 
-class FlowStage(_WithoutFinish):
+class FlowStage(WithoutFinish):
     """Windows with their true, corrupted past: predict the velocity from noise to latents.
 
     As "regression" the noise is always full and the loss is on the pictures too.
@@ -278,7 +344,7 @@ def forced_windows(
     )
 
 
-class RolloutStage(_WithoutFinish):
+class RolloutStage(WithoutFinish):
     """Streams run as at inference, on their own past; each window is compared with the true pictures.
 
     One window a call: gradients do not cross windows. The decoder learns along, since what it is given is no longer
@@ -351,12 +417,6 @@ class _Streams:
         planes = Planes(values=self.batch.planes.values[:, frames], present=self.batch.planes.present)
         rgb, target = self.batch.rgb[:, frames], self.target[:, :, start:stop]
         return planes, rgb, target, self.batch.caption[:, start], self.batch.sun[:, start]
-
-
-def make_stage(config: StageConfig, context: Context) -> Stage:
-    """The stage of a configuration."""
-    kinds = {"codec": CodecStage, "regression": FlowStage, "flow": FlowStage, "rollout": RolloutStage}
-    return kinds[config.name](config, context)
 
 
 def _psnr(prediction: Tensor, reference: Tensor) -> Tensor:

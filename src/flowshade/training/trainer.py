@@ -7,21 +7,26 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from flowshade.checkpoints.store import save_renderer
-from flowshade.codec.encoder import PictureEncoder, PictureEncoderConfig
 from flowshade.renderer.prompt import CaptionBank
-from flowshade.renderer.renderer import Renderer, RendererConfig
 from flowshade.training.captions import LookBank
 from flowshade.training.checkpoint import Checkpoint, Progress, load_checkpoint, restore_optimiser, save_checkpoint
 from flowshade.training.pool import ClipPool, ClipSpec, Producers
-from flowshade.training.samples import write_samples
-from flowshade.training.stages import Context, Models, Stage, StageConfig, make_stage
+from flowshade.training.stages import Data, Stage, StageConfig, Trainable
+
+
+class TrainableConfig(Protocol):
+    """Describes what is trained; two of the same values compare equal."""
+
+    def build(self) -> nn.Module:
+        """Models with fresh weights, which are `Trainable` too."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +34,8 @@ class TrainConfig:
     """A whole training run."""
 
     name: str
-    renderer: RendererConfig
-    picture_encoder: PictureEncoderConfig
+    models: TrainableConfig
+    """What is trained."""
     stages: tuple[StageConfig, ...]
     clips: ClipSpec
     capacity: int
@@ -57,7 +62,7 @@ class Trainer:
     """Runs the stages of a configuration one after another, in a folder that it can be stopped and resumed from.
 
     The folder holds `log.jsonl` (a line every `log_every` updates), `checkpoint.safetensors` (the whole state),
-    and after each stage `NN-stage.safetensors` (the averaged renderer).
+    and after each stage `NN-stage.safetensors` (the averaged weights).
     """
 
     def __init__(
@@ -69,9 +74,7 @@ class Trainer:
         self.config = config
         self.out = out
         self.device = torch.device(config.device)
-        renderer = Renderer(config.renderer)
-        encoder = PictureEncoder(config.picture_encoder, renderer.profile)
-        self.models = Models(renderer, encoder).to(self.device)
+        self.models = config.models.build().to(self.device)
         self.progress = Progress()
         self._resumed: Checkpoint | None = None
         out.mkdir(parents=True, exist_ok=True)
@@ -85,7 +88,7 @@ class Trainer:
         if self._resumed is not None:
             self.average = {name: value.to(self.device) for name, value in self._resumed.average.items()}
         pool = ClipPool(
-            capacity=config.capacity, spec=config.clips, profile=renderer.profile, bank=looks, device=self.device
+            capacity=config.capacity, spec=config.clips, profile=self.trainable.profile, bank=looks, device=self.device
         )
         self.producers = Producers(
             pool=pool,
@@ -94,25 +97,29 @@ class Trainer:
             trace_device=trace_device(self.device),
         )
         rng = np.random.default_rng([config.seed, self.progress.stage, self.progress.step])
-        self.context = Context(models=self.models, pool=pool, captions=captions.to(self.device), rng=rng)
+        self.data = Data(pool=pool, captions=captions.to(self.device), rng=rng)
         if config.compile:
-            _compile(renderer)
+            self.trainable.compile()
+
+    @property
+    def trainable(self) -> Trainable:
+        """The models, as what they can do."""
+        return cast(Trainable, self.models)
 
     @property
     def _checkpoint_path(self) -> Path:
         return self.out / "checkpoint.safetensors"
 
     def run(self) -> Path:
-        """Trains whatever is left; returns the last stage's renderer."""
+        """Trains whatever is left; returns the last stage's weights."""
         self.producers.start()
         try:
             self._fill()
-            path = self.out / "untrained.safetensors"
             for index in range(self.progress.stage, len(self.config.stages)):
-                path = self._run_stage(index)
+                self._run_stage(index)
         finally:
             self.producers.stop()
-        return path
+        return self._weights_path(len(self.config.stages) - 1)
 
     def _fill(self) -> None:
         started = time.perf_counter()
@@ -122,11 +129,11 @@ class Trainer:
         pairs = frames * self.config.clips.looks / elapsed
         self._log({"event": "pool", "clips": pool.received, "seconds": elapsed, "pairs_per_second": pairs})
 
-    def _run_stage(self, index: int) -> Path:
+    def _run_stage(self, index: int) -> None:
         config = self.config.stages[index]
         if self.progress.stage != index:
             self.progress = Progress(stage=index)
-        stage = make_stage(config, self.context)
+        stage = self.trainable.stage(config, self.data)
         parameters = [p for module in stage.modules() for p in module.parameters()]
         self.models.requires_grad_(False)
         for parameter in parameters:
@@ -181,7 +188,10 @@ class Trainer:
             if time.perf_counter() - last_save > self.config.save_seconds:
                 save_checkpoint(self._checkpoint_path, self.models, self.average, optimiser, self.progress)
                 last_save = time.perf_counter()
-        return self._finish_stage(index, stage)
+        self._finish_stage(index, stage)
+
+    def _weights_path(self, index: int) -> Path:
+        return self.out / f"{index:02d}-{self.config.stages[index].name}.safetensors"
 
     def _share_done(self, config: StageConfig) -> float:
         """How much of a stage is over, [0, 1]."""
@@ -197,7 +207,7 @@ class Trainer:
         averages, values = [self.average[name] for name in names], [state[name] for name in names]
         get_ema_multi_avg_fn(decay)(averages, values, 0)
 
-    def _finish_stage(self, index: int, stage: Stage) -> Path:
+    def _finish_stage(self, index: int, stage: Stage) -> None:
         """Goes on with the averaged weights and writes them down."""
         for name, buffer in self.models.named_buffers():
             if name in self.average:
@@ -206,12 +216,10 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.autocast):
             stage.finish()
             self._reset_average()
-            write_samples(self.out / f"{index:02d}-{stage.config.name}.png", self.context)
+            self.trainable.write_samples(self.out / f"{index:02d}-{stage.config.name}.png", self.data)
         self.progress = Progress(stage=index + 1)
-        path = self.out / f"{index:02d}-{stage.config.name}.safetensors"
-        save_renderer(self.models.renderer, path, dtype=torch.float32)
+        self.trainable.save(self._weights_path(index), dtype=torch.float32)
         save_checkpoint(self._checkpoint_path, self.models, self.average, None, self.progress)
-        return path
 
     def _report(self, config: StageConfig, means: dict[str, float], rate: float, speed: float) -> None:
         done = self._share_done(config)
@@ -243,10 +251,3 @@ def trace_device(training: torch.device) -> str:
 def _names_of(models: nn.Module, parameters: list[nn.Parameter]) -> list[str]:
     wanted = {id(parameter) for parameter in parameters}
     return [name for name, parameter in models.named_parameters() if id(parameter) in wanted]
-
-
-def _compile(renderer: Renderer) -> None:
-    """Compiles the parts that take the time, in place; parameter names stay as they are."""
-    for block in renderer.transformer.blocks:
-        block.compile(dynamic=False)
-    renderer.decoder._picture = torch.compile(renderer.decoder._picture, dynamic=False)  # pyright: ignore

@@ -14,8 +14,11 @@ from flowshade.world.errors import WorldError
 from flowshade.world.motion import Floats
 from flowshade.world.world import World
 
+Extend = Callable[[mujoco.MjSpec], None]
+"""Adds bodies of the caller's own, such as a player's, to what a file holds."""
 
-def load_mjcf(path: str | Path, *, fps: float = 30.0) -> World:
+
+def load_mjcf(path: str | Path, *, fps: float = 30.0, extend: Extend | None = None) -> World:
     """Loads a MuJoCo model file; a camera circles it slowly from outside.
 
     Raises:
@@ -27,10 +30,10 @@ def load_mjcf(path: str | Path, *, fps: float = 30.0) -> World:
         raise WorldError(f"{path.name} is a URDF file (root <robot>); expected MJCF (root <mujoco>). Use load_urdf.")
     if root.tag != "mujoco":
         raise WorldError(f"{path.name} has root <{root.tag}>; expected MJCF (root <mujoco>). Give a MuJoCo model file.")
-    return _world(path, lambda: mujoco.MjSpec.from_file(str(path)), fps)
+    return _world(path, lambda: mujoco.MjSpec.from_file(str(path)), fps, extend)
 
 
-def load_urdf(path: str | Path, *, fps: float = 30.0) -> World:
+def load_urdf(path: str | Path, *, fps: float = 30.0, extend: Extend | None = None) -> World:
     """Loads a URDF file with its visual meshes; a camera circles it slowly from outside.
 
     MuJoCo's parser drops visuals unless the file says otherwise, so that is said for it; meshes are looked for
@@ -47,7 +50,7 @@ def load_urdf(path: str | Path, *, fps: float = 30.0) -> World:
         raise WorldError(f"{path.name} has root <{root.tag}>; expected URDF (root <robot>). Give a robot description.")
     keep_visuals(root, path.parent)
     text = ElementTree.tostring(root, encoding="unicode")
-    return _world(path, lambda: mujoco.MjSpec.from_string(text), fps)
+    return _world(path, lambda: mujoco.MjSpec.from_string(text), fps, extend)
 
 
 def keep_visuals(root: ElementTree.Element, folder: Path) -> None:
@@ -86,9 +89,10 @@ def _parse(path: Path) -> ElementTree.Element:
         ) from error
 
 
-def _world(path: Path, parse: Callable[[], mujoco.MjSpec], fps: float) -> World:
+def _world(path: Path, parse: Callable[[], mujoco.MjSpec], fps: float, extend: Extend | None) -> World:
     try:
-        model = parse().compile()
+        spec = parse()
+        model = spec.compile()
     except (ValueError, mujoco.FatalError) as error:
         raise WorldError(
             f"MuJoCo cannot load {path.name}: {str(error).strip()}. Expected a model that compiles with MuJoCo "
@@ -96,10 +100,13 @@ def _world(path: Path, parse: Callable[[], mujoco.MjSpec], fps: float) -> World:
         ) from error
     if not model.ngeom:
         raise WorldError(f"{path.name} has no geoms; expected something to see. Add a geom, or a visual in URDF.")
-    name = path.stem
+    name, path_around = path.stem, orbit(model)
+    if extend is not None:
+        extend(spec)
+        model = spec.compile()
     return World(
         name=name, seed=0, description=f"a scene with {name.replace('_', ' ').replace('-', ' ')}", model=model,
-        camera_path=orbit(model), fps=fps,
+        camera_path=path_around, fps=fps,
     )  # fmt: skip
 
 

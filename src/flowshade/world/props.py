@@ -93,7 +93,7 @@ def make_palette(scene: Scene, leaf: Colour, variety: int = 3) -> Palette:
 
 
 def _crown(rng: np.random.Generator) -> Mesh:
-    """Several bumpy lumps about a centre: about 1.9 m wide and 1.9 m high."""
+    """Several bumpy lumps about a centre: 3 to 4 m wide."""
     size = rng.uniform(1.4, 2.2)
     lumps = [meshes.blob(rng, (size, size, size * 0.85), 0.16, 3.0, 3, 5.0)]
     for _ in range(int(rng.integers(2, 5))):

@@ -152,7 +152,7 @@ class Scene:
         return Place(body, name)
 
     def solid(
-        self, place: Place, shape: str, size: Sequence[float] | NDArray, position: Sequence[float],
+        self, place: Place, shape: str, size: Sequence[float] | NDArray, position: Sequence[float] | NDArray,
         material: str | None, *,
         quat: Sequence[float] = (1, 0, 0, 0), collide: bool = False, mass: float | None = None, hidden: bool = False,
         roll: float = 0.0001,
@@ -167,15 +167,15 @@ class Scene:
             geom.material = material
         geom.mass = 0.0 if mass is None else mass
 
-    def rod(self, place: Place, shape: str, radius: float, start: Sequence[float], end: Sequence[float],
-            material: str) -> None:  # fmt: skip
+    def rod(self, place: Place, shape: str, radius: float, start: Sequence[float] | NDArray,
+            end: Sequence[float] | NDArray, material: str) -> None:  # fmt: skip
         """Adds a cylinder, capsule or box between two points."""
         place.body.add_geom(
             type=_PRIMITIVES[shape], size=[radius, radius, 0.0], fromto=[*map(float, start), *map(float, end)],
             contype=0, conaffinity=0, mass=0.0, material=material,
         )  # fmt: skip
 
-    def shape(self, place: Place, mesh: Mesh | str, material: str, position: Sequence[float] = (0, 0, 0),
+    def shape(self, place: Place, mesh: Mesh | str, material: str, position: Sequence[float] | NDArray = (0, 0, 0),
               yaw: float = 0.0, group: int = 0) -> None:  # fmt: skip
         """Adds a mesh that is seen and does not collide."""
         name = mesh if isinstance(mesh, str) else self.mesh(mesh)

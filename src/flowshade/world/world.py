@@ -65,7 +65,11 @@ class World:
 
     def paths(self, count: int) -> list[CameraPath]:
         """`count` different paths, the world's own first."""
-        return [self.camera_path, *(self.path(1000 * self.seed + k) for k in range(1, count))][:count]
+        return [self.nth_path(index) for index in range(count)]
+
+    def nth_path(self, index: int) -> CameraPath:
+        """The world's own path (0), or another one, which is the same whenever it is asked for."""
+        return self.camera_path if index == 0 else self.path(1000 * self.seed + index)
 
 
 def step(world: World, data: mujoco.MjData, controls: NDArray[np.floating] | None = None) -> None:

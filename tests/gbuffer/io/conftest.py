@@ -32,10 +32,11 @@ def make_clip() -> Callable[..., GBuffer]:
 
         depth = uniform(1) * 90 + 0.5
         depth[..., :2] = torch.inf
-        normal = normalize(uniform(3) - 0.5, dim=1).masked_fill(depth.isinf(), 0.0)
+        normal = normalize(uniform(3) - torch.tensor([0.5, 0.5, 0.0])[:, None, None], dim=1)  # towards the viewer
+        normal = normal.masked_fill(depth.isinf(), 0.0)
         pose = torch.eye(4).repeat(frames, 1, 1)
         pose[:, :3, 3] = torch.rand(frames, 3, generator=generator)
-        focal = torch.rand(frames, 4, generator=generator) * 100
+        focal = torch.rand(frames, 4, generator=generator) * 100 + torch.tensor([1e4, 1e4, 0, 0])
         clip = GBuffer(
             albedo=uniform(3),
             normal=normal,
@@ -122,5 +123,19 @@ def write_cameras() -> Callable[..., None]:
         ]
         values = {"width": size[1], "height": size[0], "fps": 24, "cameras": cameras}
         (folder / "cameras.json").write_text(json.dumps(values))
+
+    return write
+
+
+@pytest.fixture
+def write_layers() -> Callable[..., None]:
+    """Writes one EXR file of one part with channels as they are named."""
+
+    def write(path: Path, channels: Channels, tiled: bool = False, **header: object) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kind = {"type": OpenEXR.scanlineimage}
+        if tiled:
+            kind = {"type": OpenEXR.tiledimage, "tiles": OpenEXR.TileDescription()}
+        OpenEXR.File({"compression": OpenEXR.ZIP_COMPRESSION, **kind, **header}, dict(channels)).write(str(path))
 
     return write

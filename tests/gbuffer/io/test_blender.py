@@ -233,7 +233,7 @@ def test_view_layers_must_be_named(tmp_path, blender_passes, write_cameras):
     passes = blender_passes()
     two = {f"{layer}.{name}": planes for layer in ("Near", "Far") for name, planes in passes.items()}
     channels = {f"{name}.{component}": v for name, planes in two.items() for component, v in planes.items()}
-    header = {"compression": OpenEXR.ZIP_COMPRESSION, "type": OpenEXR.scanlineimage}
+    header = {"compression": OpenEXR.ZIP_COMPRESSION, "type": OpenEXR.scanlineimage, "Software": "Blender 4.2.1"}
     (tmp_path / "c").mkdir()
     OpenEXR.File(header, channels).write(str(tmp_path / "c" / "a_1.exr"))
     write_cameras(tmp_path / "c", 1)
@@ -244,12 +244,24 @@ def test_view_layers_must_be_named(tmp_path, blender_passes, write_cameras):
         open_clip(tmp_path / "c", layer="Middle")
 
 
-def test_other_colour_spaces_and_regions(clip_folder):
-    with pytest.raises(ClipError, match="colour space lin_rec2020_scene; expected linear Rec.709"):
-        open_clip(clip_folder("wide", header={"colorInteropID": "lin_rec2020_scene"}))
-    window = (np.array([0, 0], np.int32), np.array([31, 31], np.int32))
-    with pytest.raises(ClipError, match=r"render region of \(6, 8\) in a picture of \(32, 32\)"):
-        open_clip(clip_folder("region", header={"displayWindow": window}))
+def test_colour_spaces_that_are_not_linear(clip_folder):
+    with pytest.raises(ClipError, match="colour space srgb_rec709_display; expected linear Rec.709"):
+        open_clip(clip_folder("display", header={"colorInteropID": "srgb_rec709_display"}))
+
+
+def test_render_region(clip_folder, blender_passes):
+    """Stored pixels lie in the picture where their window says; outside is sky."""
+    window = (np.array([-3, -2], np.int32), np.array([12, 9], np.int32))
+    folder = clip_folder("region", header={"displayWindow": window}, cameras=False)
+    clip = open_clip(folder, normals="camera")
+    assert clip.info.size == (12, 16) and any("region of the picture only" in text for text in clip.info.warnings)
+    found, passes = clip.read(0, 1), blender_passes(seed=1)
+    inside = (slice(2, 8), slice(3, 11))
+    assert torch.equal(found.roughness[0, 0][inside], torch.from_numpy(passes["roughness"]["X"]))
+    outside = torch.ones(12, 16, dtype=torch.bool)
+    outside[inside] = False
+    assert found.depth[0, 0][outside].isinf().all() and (found.albedo[0][:, outside] == 0).all()
+    assert found.depth[0, 0, 3:8, 3:11].isfinite().all() and (found.normal[0][:, outside] == 0).all()
 
 
 def test_cameras_must_fit_the_clip(clip_folder, write_cameras):
@@ -261,5 +273,5 @@ def test_cameras_must_fit_the_clip(clip_folder, write_cameras):
     with pytest.raises(ClipError, match=r"cameras for 2 frames \(1 to 2\) and the clip 3 frames"):
         open_clip(folder)
     (folder / "cameras.json").write_text(json.dumps({"cameras": [{"frame": 1}]}))
-    with pytest.raises(ClipError, match="not a cameras file"):
+    with pytest.raises(ClipError, match="cameras.json: the camera of frame 1: 'fx' is missing; expected a finite"):
         open_clip(folder)

@@ -82,7 +82,7 @@ def test_options_and_files_that_make_no_sense(tmp_path):
     with pytest.raises(ClipError, match="instance ids reach 70000 and the file holds 65535"):
         Coding().encode("instance", torch.full((1, 1, 1, 1), 70000, dtype=torch.int32), 65535)
     (tmp_path / CODING_FILE).write_text(json.dumps({"fps": 3}))
-    with pytest.raises(ClipError, match="not a coding file"):
+    with pytest.raises(ClipError, match="coding.json: 'frames' is missing; expected a whole number"):
         CodingFile.find(tmp_path)
     (tmp_path / CODING_FILE).unlink()
     assert CodingFile.find(tmp_path) is None

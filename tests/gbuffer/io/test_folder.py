@@ -157,7 +157,7 @@ def test_damaged_clips_are_reported(tmp_path, make_clip):
     with pytest.raises(ClipError, match="holds 4 files and clip.json says 5"):
         open_clip(tmp_path / "lost")
     (damaged("json") / "clip.json").write_text("{")
-    with pytest.raises(ClipError, match="not a clip manifest"):
+    with pytest.raises(ClipError, match="clip.json is not JSON"):
         open_clip(tmp_path / "json")
     manifest = damaged("newer") / "clip.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 9}))

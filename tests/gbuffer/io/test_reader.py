@@ -53,8 +53,8 @@ def test_errors_say_found_expected_and_what_to_do(tmp_path, make_clip):
         open_clip(tmp_path / "odd")
     with pytest.raises(ClipError, match=r"is a single \.obj file"):
         open_clip(tmp_path / "odd" / "mesh.obj")
-    with pytest.raises(ClipError, match="format 'exr' is unknown; expected one of clip, flash, blender"):
-        open_clip(tmp_path / "c", format="exr")
+    with pytest.raises(ClipError, match="format 'abc' is unknown; expected one of clip, flash, mosaic"):
+        open_clip(tmp_path / "c", format="abc")
     with pytest.raises(ClipError, match="option 'depth_code' is not one of format 'clip'"):
         open_clip(tmp_path / "c", depth_code="inverse:10")
     with pytest.raises(ClipError, match="a window of 0 frames"):

@@ -1,3 +1,4 @@
+import struct
 from fractions import Fraction
 
 import av
@@ -108,9 +109,9 @@ def test_wrong_pictures_and_requests(tmp_path):
             video.append(wrong)
     with pytest.raises(ClipError, match="got no pictures"), VideoWriter(path, fps=24, size=(32, 48)):
         pass
-    with pytest.raises(ClipError, match=r"ends in .avi; expected .mp4"):
+    with pytest.raises(ClipError, match=r"v.avi; expected a name that ends in .mp4"):
         VideoWriter(tmp_path / "v.avi", fps=24, size=(32, 48))
-    with pytest.raises(ClipError, match="expected positive numbers"):
+    with pytest.raises(ClipError, match="expected a positive number"):
         VideoWriter(path, fps=0, size=(32, 48))
     path.write_bytes(b"")
     with pytest.raises(ClipError, match="exists already"):
@@ -144,18 +145,77 @@ def test_videos_that_cannot_be_read(tmp_path):
         read_video(tmp_path / "cut.mp4")
 
 
-def test_variable_frame_rate(tmp_path):
-    with av.open(str(tmp_path / "v.mp4"), "w") as container:
+def write_deep(path, ramp: np.ndarray, codec: str, pixels: str, frames: int = 3) -> None:
+    """A video of more than 8 bits, every frame the same [H, W] of 16-bit values in all planes."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=24)
+        stream.height, stream.width, stream.pix_fmt = *ramp.shape, pixels
+        if codec == "libx265":
+            stream.options = {"x265-params": "lossless=1:log-level=error"}
+        for _ in range(frames):
+            if pixels == "gray16le":
+                frame = av.VideoFrame.from_ndarray(ramp, format=pixels)
+            else:
+                frame = av.VideoFrame.from_ndarray(np.stack([ramp] * 3, -1), format="rgb48le").reformat(format=pixels)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+
+
+@pytest.mark.parametrize(("codec", "pixels"), [("libx265", "gbrp10le"), ("ffv1", "gbrp16le"), ("ffv1", "gray16le")])
+def test_videos_of_more_than_8_bits_keep_them(tmp_path, codec, pixels):
+    ramp = np.linspace(0, 65535, 64 * 32).reshape(32, 64).round().astype(np.uint16)
+    write_deep(tmp_path / "roughness.mkv", ramp, codec, pixels)
+    clip = open_clip(tmp_path)
+    found = clip.read(1, 2).roughness[0, 0].double() * 65535
+    step = 65535 / 1023 if pixels == "gbrp10le" else 0.01
+    assert (found - torch.from_numpy(ramp.astype(np.float64))).abs().max() <= step
+    assert found.unique().numel() > 1000
+    with pytest.raises(ClipError, match="roughness are not 8 bit"):
+        clip.coded()
+    assert read_video(tmp_path / "roughness.mkv").dtype == torch.uint8
+
+
+def write_uneven(path, times=(0, 40, 80, 200, 240)) -> None:
+    with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=24, options={"bf": "0"})
         stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
         stream.codec_context.time_base = Fraction(1, 1000)
-        for time, picture in zip((0, 40, 80, 200, 240), smooth(5).numpy(), strict=True):
+        for time, picture in zip(times, smooth(5).numpy(), strict=True):
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
             frame.pts, frame.time_base = time, Fraction(1, 1000)
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
+
+
+def test_variable_frame_rate(tmp_path):
+    write_uneven(tmp_path / "albedo.mp4")
+    with pytest.raises(ClipError, match="variable frame rate .* Give fps=... to take its frames one after another"):
+        read_video(tmp_path / "albedo.mp4")
     with pytest.raises(ClipError, match="variable frame rate"):
-        read_video(tmp_path / "v.mp4")
+        open_clip(tmp_path)
+    clip = open_clip(tmp_path, fps=25)
+    assert clip.info.fps == 25 and clip.info.frames == 5 and clip.read().frames == 5
+    assert any("albedo: of variable frame rate" in text for text in clip.info.warnings)
+
+
+def test_rotated_video_is_refused_when_it_is_opened(tmp_path):
+    """The rotation that phones write: the display matrix in the track header."""
+    write_video(tmp_path / "albedo.mp4", smooth(2), fps=24)
+    data = bytearray((tmp_path / "albedo.mp4").read_bytes())
+    at = data.index(b"tkhd") + 4 + 4 + 4 * 5 + 8 + 8
+    quarter_turn = struct.pack(">9i", 0, 65536, 0, -65536, 0, 0, 0, 0, 1 << 30)
+    assert struct.unpack_from(">9i", data, at)[0] == 65536  # the identity stood there
+    data[at : at + 36] = quarter_turn
+    (tmp_path / "albedo.mp4").write_bytes(data)
+    with pytest.raises(ClipError, match="stored rotated by -?90 degrees"):
+        open_clip(tmp_path)
+
+
+def test_a_channel_in_two_videos(tmp_path):
+    for suffix in ("mp4", "mkv"):
+        write_deep(tmp_path / f"albedo.{suffix}", np.zeros((32, 32), np.uint16), "libx265", "gbrp10le")
+    with pytest.raises(ClipError, match=r"holds albedo twice \(albedo.mkv and albedo.mp4\)"):
+        open_clip(tmp_path)
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from flowshade.gbuffer.io.reader import ClipError
+from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.limits import Fields, read_json
 from flowshade.types import Camera
 
 CAMERAS_FILE = "cameras.json"
@@ -42,21 +42,19 @@ def load_cameras(path: Path, numbers: Sequence[int] | None, frames: int, size: t
     Raises:
         ClipError: missing, not of this form, or of another size or other frames than the clip.
     """
-    if not path.exists():
+    if not path.is_file():
         raise ClipError(f"{path} is missing; expected a cameras file. Check the name given as cameras=...")
-    try:
-        values = json.loads(path.read_text())
-        entries = values["cameras"]
-        intrinsics = {
-            _key(i, entry): [entry[name] for name in ("fx", "fy", "cx", "cy")] for i, entry in enumerate(entries)
-        }
-        poses = {_key(i, entry): entry["camera_to_world"] for i, entry in enumerate(entries)}
-        stated = (int(values["height"]), int(values["width"])) if "height" in values else size
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ClipError(
-            f"{path} is not a cameras file ({type(error).__name__}: {error}); expected a list `cameras` with frame, "
-            "fx, fy, cx, cy, camera_to_world. Export it again."
-        ) from error
+    fields = Fields(path, read_json(path))
+    entries = fields.items("cameras", "a list of frame, fx, fy, cx, cy, camera_to_world")
+    intrinsics, poses = {}, {}
+    for index, entry in enumerate(entries):
+        camera = Fields(path, entry, f"entry {index} of the cameras")
+        frame = camera.whole("frame", -(2**63)) if "frame" in camera else index + 1
+        camera = Fields(path, entry, f"the camera of frame {frame}")
+        intrinsics[frame] = [camera.number(name, "a finite number of pixels") for name in ("fx", "fy", "cx", "cy")]
+        poses[frame] = camera.matrix("camera_to_world")
+    stated = (fields.whole("height"), fields.whole("width")) if "height" in fields else size
+    fps = fields.fps() if "fps" in fields else None
     if stated != size:
         raise ClipError(
             f"{path} is for pictures of {stated[0]}x{stated[1]} and the clip is {size[0]}x{size[1]} (height x width); "
@@ -73,11 +71,31 @@ def load_cameras(path: Path, numbers: Sequence[int] | None, frames: int, size: t
         intrinsics=torch.tensor([intrinsics[key] for key in keys], dtype=torch.float32),
         pose=torch.tensor([poses[key] for key in keys], dtype=torch.float32),
     )
-    return CameraFile(camera, float(values["fps"]) if "fps" in values else None)
+    check_cameras(path, camera, keys)
+    return CameraFile(camera, fps)
 
 
-def _key(index: int, entry: dict[str, Any]) -> int:
-    return int(entry.get("frame", index + 1))
+def check_cameras(path: Path, camera: Camera, numbers: Sequence[int]) -> None:
+    """Refuses cameras through which nothing can be seen.
+
+    Args:
+        path: where they stand, for messages.
+        camera: of some frames.
+        numbers: what these frames are called.
+
+    Raises:
+        ClipError: a number that is not finite, or a focal length that is not positive.
+    """
+    finite = camera.intrinsics.isfinite().all(1) & camera.pose.isfinite().flatten(1).all(1)
+    wrong = ~(finite & (camera.intrinsics[:, :2] > 0).all(1))
+    if bool(wrong.any()):
+        index = int(wrong.nonzero()[0, 0])
+        fx, fy = camera.intrinsics[index, :2].tolist()
+        found = "a number that is missing or not finite" if not finite[index] else f"fx = {fx:g} and fy = {fy:g}"
+        raise ClipError(
+            f"{path}: the camera of frame {numbers[index]} has {found}; expected finite numbers, and fx and fy "
+            "above 0. Export or write it again."
+        )
 
 
 def save_cameras(path: Path, camera: Camera, fps: float, size: tuple[int, int], first: int = 1) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,9 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from flowshade.gbuffer.io.coding import CodedReader
-from flowshade.gbuffer.io.reader import ClipError
+from flowshade.gbuffer.io.conventions import ClipConventions
+from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.pictures import open_npy
 from flowshade.gbuffer.io.sequence import numbered
 
 ORDER = ("albedo", "depth", "metallic", "normal", "roughness")
@@ -27,15 +28,15 @@ class FlashReader(CodedReader):
 
     Args:
         path: the folder.
+        conventions: those of `CodedReader`.
         windows: its files to read; None reads all.
-        options: those of `CodedReader`.
     """
 
     format = "flash"
 
-    def __init__(self, path: Path, *, windows: Sequence[Path] | None = None, **options: Any) -> None:
+    def __init__(self, path: Path, conventions: ClipConventions, *, windows: Sequence[Path] | None = None) -> None:
         self._given = windows
-        super().__init__(path, **options)
+        super().__init__(path, conventions)
 
     def _find(self, warnings: list[str]) -> tuple[int, tuple[int, int], float | None]:
         found = self._path.glob("window-*.npy") if self._given is None else self._given
@@ -59,10 +60,7 @@ class FlashReader(CodedReader):
         return frames, (shapes[0][2], shapes[0][3]), None
 
     def _map(self, path: Path) -> np.ndarray:
-        try:
-            window = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
-            raise ClipError(f"{path} cannot be read as a NumPy array ({error}). Write or copy it again.") from error
+        window = open_npy(path)
         if window.dtype != np.uint8 or window.ndim != 5 or window.shape[1] != len(ORDER) or window.shape[4] != 3:
             raise ClipError(
                 f"{path} is {window.dtype} {list(window.shape)}; expected uint8 [frames, {len(ORDER)}, height, "

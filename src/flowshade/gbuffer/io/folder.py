@@ -24,9 +24,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flowshade.gbuffer.io.cameras import check_cameras
+from flowshade.gbuffer.io.conventions import ClipConventions
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.exr import ExrFile, read_exr, write_exr
+from flowshade.gbuffer.io.limits import MAX_SIDE, Fields, check_fps, read_json
+from flowshade.gbuffer.io.outputs import check_folder, temporary_beside, writing
 from flowshade.gbuffer.io.pictures import read_png, write_png
-from flowshade.gbuffer.io.reader import ClipError, ClipInfo, ClipReader, settle_fps, stack
+from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, settle_fps, stack
 from flowshade.gbuffer.view import to_uint8
 from flowshade.types import CHANNELS, Camera, GBuffer
 
@@ -80,28 +85,39 @@ class Manifest:
 
     @staticmethod
     def load(path: Path) -> Manifest:
-        try:
-            values = json.loads(path.read_text())
-            version = (values.pop("format"), values.pop("version"))
-            values.pop("axes")
-            values["size"] = tuple(values["size"])
-            manifest = Manifest(**values)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        """Reads clip.json. Raises: ClipError, which names the field that is wrong."""
+        fields = Fields(path, read_json(path))
+        format, version = fields.text("format"), fields.whole("version")
+        if (format, version) != (FORMAT, VERSION):
             raise ClipError(
-                f"{path} is not a clip manifest ({error}); expected JSON written by Flowshade. Write the clip again."
-            ) from error
-        if version != (FORMAT, VERSION):
-            raise ClipError(
-                f"{path} is {version[0]!r} version {version[1]}; expected {FORMAT!r} version {VERSION}. "
+                f"{path} is {format!r} version {version}; expected {FORMAT!r} version {VERSION}. "
                 "Use the Flowshade that wrote it, or convert the clip again."
             )
-        return manifest
+        size = fields.items("size", expected := f"height and width in pixels, 1 to {MAX_SIDE}")
+        if len(size) != 2 or not all(type(side) is int and 0 < side <= MAX_SIDE for side in size):
+            raise fields.fail("size", expected)
+        channels = fields.get("channels", expected := f"some of {', '.join(CHANNELS)}, each with its type")
+        if not isinstance(channels, dict) or not channels or not set(channels) <= set(CHANNELS):
+            raise fields.fail("channels", expected)
+        meta = fields.get("meta", expected := "names and values in braces")
+        if not isinstance(meta, dict):
+            raise fields.fail("meta", expected)
+        return Manifest(
+            frames=fields.whole("frames"),
+            fps=fields.fps(),
+            size=(size[0], size[1]),
+            channels=channels,
+            camera=fields.flag("camera"),
+            rgb=fields.flag("rgb"),
+            caption=fields.text("caption"),
+            meta=meta,
+        )
 
 
 class ClipFolderReader(ClipReader):
     """Reads Flowshade's own clip folder (see this module)."""
 
-    def __init__(self, path: Path, *, fps: float | None = None) -> None:
+    def __init__(self, path: Path, conventions: ClipConventions) -> None:
         self._path = path
         self._manifest = manifest = Manifest.load(path / MANIFEST)
         self._check_frames()
@@ -110,7 +126,7 @@ class ClipFolderReader(ClipReader):
             format="clip",
             frames=manifest.frames,
             size=manifest.size,
-            fps=settle_fps(fps, manifest.fps, []),
+            fps=settle_fps(conventions.fps, manifest.fps, []),
             channels=tuple(name for name in CHANNELS if name in manifest.channels),
             axes=AXES,
             has_camera=manifest.camera,
@@ -136,7 +152,7 @@ class ClipFolderReader(ClipReader):
     def _read(self, start: int, stop: int) -> GBuffer:
         files = [self._read_frame(index) for index in range(start, stop)]
         channels = stack([self._channels(file) for file in files])
-        return GBuffer(**channels, camera=self._camera(files))
+        return GBuffer(**channels, camera=self._camera(files, start))
 
     def _read_frame(self, index: int) -> ExrFile:
         path = self._path / "frames" / f"{index:06d}.exr"
@@ -156,16 +172,37 @@ class ClipFolderReader(ClipReader):
     def _channels(self, file: ExrFile) -> dict[str, Tensor]:
         return {name: _to_tensor(name, file.channels) for name in self.info.channels}
 
-    def _camera(self, files: list[ExrFile]) -> Camera | None:
+    def _camera(self, files: list[ExrFile], start: int) -> Camera | None:
         if not self._manifest.camera:
             return None
-        intrinsics = torch.tensor([list(file.header["intrinsics"]) for file in files], dtype=torch.float32)
-        pose = torch.from_numpy(np.stack([file.header["cameraToWorld"] for file in files]))
-        return Camera(intrinsics=intrinsics, pose=pose)
+        intrinsics = torch.tensor(np.stack([_attribute(file, "intrinsics", (4,)) for file in files]))
+        pose = torch.tensor(np.stack([_attribute(file, "cameraToWorld", (4, 4)) for file in files]))
+        camera = Camera(intrinsics=intrinsics, pose=pose)
+        check_cameras(self._path / "frames", camera, range(start, start + len(files)))
+        return camera
 
     def _reference(self, start: int, stop: int) -> Float[Tensor, "T 3 H W"] | None:
-        pictures = [read_png(self._path / "rgb" / f"{index:06d}.png") for index in range(start, stop)]
+        pictures = [self._picture(self._path / "rgb" / f"{index:06d}.png") for index in range(start, stop)]
         return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255
+
+    def _picture(self, path: Path) -> np.ndarray:
+        picture = read_png(path)
+        expected = (*self._manifest.size, 3)
+        if picture.shape != expected or picture.dtype != np.uint8:
+            raise ClipError(
+                f"{path} is {picture.dtype} {list(picture.shape)}; expected uint8 {list(expected)} like the other "
+                "pictures of the clip. Write it again."
+            )
+        return picture
+
+
+def _attribute(file: ExrFile, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A header's numbers; NaN, which `check_cameras` reports, where they are missing or of another shape."""
+    try:
+        values = np.asarray(file.header.get(name, np.nan), np.float32)
+    except (TypeError, ValueError):
+        values = np.float32(np.nan)
+    return np.asarray(values) if np.shape(values) == shape else np.full(shape, np.nan, np.float32)
 
 
 def _to_tensor(channel: str, planes: dict[str, np.ndarray]) -> Tensor:
@@ -189,6 +226,8 @@ class ClipWriter:
         meta: anything JSON can hold, given back by the reader.
         precision: "mixed" (float16 for albedo, roughness, metallic) or "float32" (everything bit for bit).
         overwrite: replace an existing clip folder (never any other folder).
+        resume_at: None for a folder that is written in one go. A number keeps what is written in `partial_folder(path)`
+            when the writer stops early, and goes on there after that many frames.
     """
 
     def __init__(
@@ -202,10 +241,11 @@ class ClipWriter:
         meta: dict[str, Any] | None = None,
         precision: Precision = "mixed",
         overwrite: bool = False,
+        resume_at: int | None = None,
     ) -> None:
         self.path = Path(path)
         self.size = (int(size[0]), int(size[1]))
-        self.frames = 0
+        self.frames = resume_at or 0
         _check_clip_request(self.path, channels, fps, overwrite)
         self._fps = float(fps)
         self._channels = channels
@@ -214,27 +254,44 @@ class ClipWriter:
         self._precision: Precision = precision
         self._has_camera: bool | None = None
         self._has_rgb: bool | None = None
-        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        shutil.rmtree(self._temporary, ignore_errors=True)
-        (self._temporary / "frames").mkdir(parents=True)
+        self._keeps = resume_at is not None
+        self._temporary = partial_folder(self.path) if self._keeps else temporary_beside(self.path)
+        if not self.frames:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+        with writing(self.path):
+            (self._temporary / "frames").mkdir(parents=True, exist_ok=True)
         self._open = True
 
-    def append(self, gbuffer: GBuffer, rgb: Float[Tensor, "T 3 H W"] | None = None) -> None:
+    def append(
+        self,
+        gbuffer: GBuffer,
+        rgb: Float[Tensor, "T 3 H W"] | None = None,
+        blurred: Float[Tensor, "T 3 H W"] | None = None,
+    ) -> None:
         """Adds frames, with their reference pictures (display sRGB in [0, 1]) if the clip has any.
 
+        `blurred` are the same with motion blur, kept as `blur/000000.png` beside the sharp ones.
+
         Raises:
-            ClipError: another size, or other channels, camera or pictures than the first run.
+            ClipError: another size, other channels, camera or pictures than the first run, or a full disk.
         """
+        with writing(self.path):
+            self._append(gbuffer, rgb, blurred)
+
+    def _append(self, gbuffer: GBuffer, rgb: Tensor | None, blurred: Tensor | None) -> None:
         self._settle(gbuffer, rgb)
         gbuffer = gbuffer.to("cpu")
-        pictures = None if rgb is None else to_uint8(rgb.float().cpu()).numpy()
+        given = {"rgb": rgb, "blur": blurred}
+        pictures = {kind: to_uint8(value.float().cpu()).numpy() for kind, value in given.items() if value is not None}
+        for kind in pictures:
+            (self._temporary / kind).mkdir(exist_ok=True)
         for index in range(gbuffer.frames):
             name = f"{self.frames:06d}"
             write_exr(
                 self._temporary / "frames" / f"{name}.exr", self._planes(gbuffer, index), _attributes(gbuffer, index)
             )
-            if pictures is not None:
-                write_png(self._temporary / "rgb" / f"{name}.png", pictures[index])
+            for kind, values in pictures.items():
+                write_png(self._temporary / kind / f"{name}.png", values[index])
             self.frames += 1
 
     def _settle(self, gbuffer: GBuffer, rgb: Tensor | None) -> None:
@@ -245,8 +302,6 @@ class ClipWriter:
             self._channels = tuple(gbuffer.channels())
         if self._has_camera is None:
             self._has_camera, self._has_rgb = gbuffer.camera is not None, rgb is not None
-            if self._has_rgb:
-                (self._temporary / "rgb").mkdir()
         if gbuffer.size != self.size:
             raise ClipError(f"{self.path} got frames of {gbuffer.size}; expected {self.size}. Resize them first.")
         lacking = [name for name in self._channels if name not in gbuffer.channels()]
@@ -280,7 +335,7 @@ class ClipWriter:
         """Writes the manifest and gives the folder its name.
 
         Raises:
-            ClipError: no frame was appended.
+            ClipError: no frame was appended, or the folder cannot be written.
         """
         if not self._open:
             return
@@ -288,7 +343,7 @@ class ClipWriter:
             self.discard()
             raise ClipError(f"{self.path} got no frames; append at least one before closing.")
         assert self._channels is not None
-        Manifest(
+        manifest = Manifest(
             frames=self.frames,
             fps=self._fps,
             size=self.size,
@@ -297,13 +352,19 @@ class ClipWriter:
             rgb=bool(self._has_rgb),
             caption=self._caption,
             meta=self._meta,
-        ).save(self._temporary / MANIFEST)
-        self._open = False
-        move_into_place(self._temporary, self.path)
+        )
+        try:
+            with writing(self.path):
+                manifest.save(self._temporary / MANIFEST)
+                move_into_place(self._temporary, self.path)
+        finally:
+            self.discard()
 
     def discard(self) -> None:
-        """Removes what was written so far."""
+        """Removes what was written so far, unless the clip can be resumed."""
         self._open = False
+        if self._keeps:
+            return
         shutil.rmtree(self._temporary, ignore_errors=True)
 
     def __enter__(self) -> ClipWriter:
@@ -318,6 +379,11 @@ class ClipWriter:
             self.discard()
 
 
+def partial_folder(path: Path | str) -> Path:
+    """Where a clip that can be resumed is kept until it is complete."""
+    return Path(path).with_name(f".{Path(path).name}.part")
+
+
 def _attributes(gbuffer: GBuffer, index: int) -> dict[str, Any]:
     if gbuffer.camera is None:
         return {}
@@ -330,12 +396,12 @@ def _check_clip_request(path: Path, channels: tuple[str, ...] | None, fps: float
     unknown = [name for name in channels or () if name not in CHANNELS]
     if unknown or channels == ():
         raise ClipError(f"channels {unknown or 'is empty'}; expected some of {', '.join(CHANNELS)}.")
-    if fps <= 0:
-        raise ClipError(f"fps is {fps}; expected a positive number of frames per second.")
+    check_fps(fps, "fps")
+    check_folder(path)
     if not path.exists():
         return
     if not overwrite:
-        raise ClipError(f"{path} exists already; give another name or overwrite=True.")
+        raise ClipError(f"{path} exists already; give another name, or --overwrite (overwrite=True in Python).")
     if not (path / MANIFEST).exists():
         raise ClipError(f"{path} is not a Flowshade clip, so it is not overwritten; give another name.")
 
@@ -345,9 +411,13 @@ def move_into_place(temporary: Path, path: Path) -> None:
     if not path.exists():
         temporary.replace(path)
         return
-    old = path.with_name(f".{path.name}.{os.getpid()}.old.tmp")
+    old = path.with_name(f"{temporary_beside(path).name}.old")
     path.replace(old)
-    temporary.replace(path)
+    try:
+        temporary.replace(path)
+    except OSError:
+        old.replace(path)
+        raise
     shutil.rmtree(old)
 
 

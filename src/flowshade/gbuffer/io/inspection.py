@@ -6,17 +6,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from flowshade.gbuffer.io.coding import CodedReader
+from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.outputs import check_apart, check_file
 from flowshade.gbuffer.io.pictures import write_png
 from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, open_clip
 from flowshade.gbuffer.view import channel_picture, contact_sheet, resize_pictures, to_uint8
-from flowshade.types import CHANNELS, GBuffer
+from flowshade.types import CHANNELS, Camera, GBuffer
 
 CHUNK_FRAMES = 8
 SHEET_FRAMES = 4
 TILE_WIDTH = 208
+GRAZING = 0.3
+"""Normals this far beyond the silhouette, as a cosine, are still taken as seen (wide views, bump maps)."""
+GRAZING_BY_CAMERA = 0.1
+"""The same where the view is known."""
+AWAY_SHARE = 0.02
 UNITS = {"depth": "m", "motion": "px"}
 
 
@@ -63,7 +72,8 @@ class Inspection:
     """A few frames (rows) of every channel and the reference picture (columns)."""
 
     def save_sheet(self, path: Path | str) -> None:
-        """Writes the contact sheet as a PNG file."""
+        """Writes the contact sheet as a PNG file. Raises: ClipError where it cannot be written."""
+        check_sheet(path, self.info.path)
         write_png(Path(path), self.sheet.numpy())
 
     def __str__(self) -> str:
@@ -84,6 +94,23 @@ class Inspection:
             *(f"    {name:<10}{_describe(name, found)}" for name, found in self.ranges.items()),
         ]
         return "\n".join(lines + [f"  warning   {text}" for text in self.warnings])
+
+
+def check_sheet(path: Path | str, clip: Path | str) -> None:
+    """Finds, before a clip is read, what would keep its contact sheet from being written.
+
+    Args:
+        path: the PNG file to write.
+        clip: what is inspected.
+
+    Raises:
+        ClipError: no PNG file, in a folder that is not there, or a file of the clip.
+    """
+    path = Path(path)
+    check_file(path, ".png", "the sheet")
+    check_apart(path, Path(clip), "the sheet")
+    if not path.absolute().parent.is_dir():
+        raise ClipError(f"the sheet lies in {path.parent}, which is not there; make the folder first, or name another.")
 
 
 def _describe(name: str, found: ChannelRange) -> str:
@@ -111,18 +138,70 @@ def inspect_clip(
     with open_clip(path, format=format, fps=fps, **options) as reader:
         names = reader.info.channels
         ranges = {name: ChannelRange() for name in names}
-        lengths = ChannelRange()
-        for window in reader.windows(CHUNK_FRAMES):
+        lengths, facing = ChannelRange(), _Facing()
+        for first in range(0, len(reader), CHUNK_FRAMES):
+            window = reader.read(first, last := min(first + CHUNK_FRAMES, len(reader)))
+            reader.reference(first, last)  # read to find damage
             for name, values in window.channels().items():
                 ranges[name].add(values)
             if window.normal is not None:
                 lengths.add(window.normal.norm(dim=1))
+                facing.add(window.normal, window.camera)
         return Inspection(
             info=reader.info,
             ranges=ranges,
-            warnings=(*reader.info.warnings, *_findings(ranges, lengths)),
+            warnings=(*reader.info.warnings, *_findings(ranges, lengths), *facing.findings(), *_normalised(reader)),
             sheet=_sheet(reader),
         )
+
+
+@dataclass
+class _Facing:
+    """Where normals point: surfaces that are seen face the viewer, but for a few at grazing angles."""
+
+    surfaces: int = 0
+    away: int = 0
+    right: int = 0
+
+    def add(self, normal: Tensor, camera: Camera | None) -> None:
+        there = (normal != 0).any(1)
+        if camera is None:  # the view's width is not known
+            towards, least = normal[:, 2], -GRAZING
+        else:
+            rays = torch.einsum("tji,tjhw->tihw", camera.pose[:, :3, :3], camera.rays(*normal.shape[-2:]))
+            towards, least = -(rays * normal).sum(1), -GRAZING_BY_CAMERA
+        self.surfaces += int(there.sum())
+        self.away += int((there & (towards < least)).sum())
+        self.right += int((there & (normal[:, 0] > -GRAZING)).sum())
+
+    def findings(self) -> list[str]:
+        share = self.away / max(1, self.surfaces)
+        if share <= AWAY_SHARE:
+            return []
+        if self.right > (1 - AWAY_SHARE) * self.surfaces:
+            return [
+                f"{100 * share:.0f}% of the normals face away from the viewer, and nearly all to the right: red and "
+                "blue may be exchanged (order='bgr')."
+            ]
+        return [
+            f"{100 * share:.0f}% of the normals face away from the viewer: they may be in world space, or of other "
+            "axes (normals=..., normal_axes=...; flowshade inspect --guess finds out)."
+        ]
+
+
+def _normalised(reader: ClipReader) -> list[str]:
+    """Finds depth that was stretched to the ends of its code frame by frame, so that frames disagree."""
+    if not isinstance(reader, CodedReader) or reader.top.get("depth", 1) == 1 or len(reader) < 2:
+        return []
+    count = min(SHEET_FRAMES, len(reader))
+    for frame in sorted({round(step * (len(reader) - 1) / (count - 1)) for step in range(count)}):
+        depth, top = reader.stored(frame, frame + 1)["depth"]
+        if int(depth.min()) != 0 or int(depth.max()) != top:
+            return []
+    return [
+        "depth reaches both ends of its code in every frame looked at, as if stretched frame by frame or clip by clip: "
+        "such depth has no fixed metres, and parts of one video disagree. Export it with a fixed range."
+    ]
 
 
 def _findings(ranges: dict[str, ChannelRange], lengths: ChannelRange) -> list[str]:

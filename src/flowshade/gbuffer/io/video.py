@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -15,10 +15,12 @@ import torch
 from av.container import OutputContainer
 from av.video.reformatter import ColorRange, Colorspace, Interpolation
 from einops import rearrange
-from jaxtyping import UInt8
+from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
-from flowshade.gbuffer.io.reader import ClipError
+from flowshade.gbuffer.io.errors import ClipError, reason
+from flowshade.gbuffer.io.limits import check_fps, check_picture, check_size
+from flowshade.gbuffer.io.outputs import check_file, temporary_beside, writing
 from flowshade.types import Frames
 
 BT709 = 1
@@ -61,11 +63,17 @@ class VideoWriter:
         self.padded = size if lossless else (height + height % 2, width + width % 2)
         _check_video_request(self.path, fps, size, overwrite)
         self._lossless = lossless
-        self._temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        container = av.open(str(self._temporary), "w", format="mp4", options={"movflags": "faststart"})
-        self._container: OutputContainer | None = container
-        self._stream = self._add_stream(container, fps, crf)
+        self._temporary = temporary_beside(self.path)
+        self._container: OutputContainer | None = None
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            container = av.open(_url(self._temporary), "w", format="mp4", options={"movflags": "faststart"})
+            self._container = container
+            try:
+                self._stream = self._add_stream(container, fps, crf)
+            except BaseException:
+                self.discard()
+                raise
 
     def _add_stream(self, container: OutputContainer, fps: float, crf: int) -> av.VideoStream:
         codec, options = ("libx264rgb", {"qp": "0"}) if self._lossless else ("libx264", {"crf": str(crf)})
@@ -80,7 +88,15 @@ class VideoWriter:
         return stream
 
     def append(self, pictures: UInt8[Tensor, "T H W 3"] | np.ndarray | Frames) -> None:
-        """Adds pictures: uint8 [T, H, W, 3] display sRGB, or `Frames`."""
+        """Adds pictures: uint8 [T, H, W, 3] display sRGB, or `Frames`.
+
+        Raises:
+            ClipError: pictures of another kind or size, or a file that cannot be written.
+        """
+        with writing(self.path):
+            self._append(pictures)
+
+    def _append(self, pictures: UInt8[Tensor, "T H W 3"] | np.ndarray | Frames) -> None:
         if self._container is None:
             raise ClipError(f"{self.path} is closed; open another VideoWriter to write more.")
         for picture in self._checked(pictures):
@@ -116,24 +132,32 @@ class VideoWriter:
         """Finishes the file and gives it its name.
 
         Raises:
-            ClipError: no picture was appended.
+            ClipError: no picture was appended, or the file cannot be written.
         """
         if self._container is None:
             return
         if self.frames == 0:
             self.discard()
             raise ClipError(f"{self.path} got no pictures; append at least one before closing.")
-        self._container.mux(self._stream.encode(None))
-        self._container.close()
-        self._container = None
-        self._temporary.replace(self.path)
+        try:
+            with writing(self.path):
+                self._container.mux(self._stream.encode(None))
+                self._container.close()
+                self._container = None
+                self._temporary.replace(self.path)
+        finally:
+            self.discard()
 
     def discard(self) -> None:
         """Removes what was written so far."""
-        if self._container is not None:
-            self._container.close()
-            self._container = None
-        self._temporary.unlink(missing_ok=True)
+        container, self._container = self._container, None
+        try:
+            if container is not None:
+                # On a full disk FFmpeg cannot finish this file either, which is thrown away.
+                with suppress(OSError, av.error.FFmpegError):
+                    container.close()
+        finally:
+            self._temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> VideoWriter:
         return self
@@ -148,12 +172,16 @@ class VideoWriter:
 
 
 def _check_video_request(path: Path, fps: float, size: tuple[int, int], overwrite: bool) -> None:
-    if path.suffix.lower() != ".mp4":
-        raise ClipError(f"{path}: the name ends in {path.suffix or 'nothing'}; expected .mp4. Rename the output.")
-    if fps <= 0 or min(size) < 1:
-        raise ClipError(f"{path}: fps is {fps} and size {size}; expected positive numbers.")
+    check_file(path, ".mp4")
+    check_fps(fps, f"{path}: fps")
+    check_size(size)
     if path.exists() and not overwrite:
-        raise ClipError(f"{path} exists already; give another name or overwrite=True.")
+        raise ClipError(f"{path} exists already; give another name, or --overwrite (overwrite=True in Python).")
+
+
+def _url(path: Path) -> str:
+    """A file's name as FFmpeg takes it: `fog:night.mp4` alone would name a protocol."""
+    return f"file:{path.absolute()}"
 
 
 class VideoReader:
@@ -161,17 +189,26 @@ class VideoReader:
 
     Args:
         path: any video file that FFmpeg decodes.
+        deep: keep what a video of more than 8 bits has: pictures are then int32 up to `top`, which is 65535.
+        any_rate: take the frames of a video of variable rate one after another, whatever their times.
 
     Raises:
-        ClipError: not a video, no picture stream, rotated, or of variable frame rate.
+        ClipError: not a video, no picture stream, rotated, larger than `limits` allows, or of variable frame rate.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, deep: bool = False, any_rate: bool = False) -> None:
         self.path = Path(path)
         self._open()
         self.size = (self._stream.height, self._stream.width)
-        self.frames, self.fps = self._scan()
+        check_picture(self.path, self.size, 3, 2)
+        self.variable_rate = False
+        self.frames, self.fps = self._scan(any_rate)
         self.subsampled = "444" not in self.pixel_format and not self.pixel_format.startswith(("rgb", "bgr", "gbr"))
+        stored = self._stream.codec_context.format
+        self.bits = max((part.bits for part in stored.components), default=8) if stored is not None else 8
+        self.top = 65535 if deep and self.bits > 8 else 255
+        self._open()
+        self._check_upright()
         self._open()
 
     @property
@@ -184,49 +221,82 @@ class VideoReader:
     def _open(self) -> None:
         self.close()
         try:
-            self._container = av.open(str(self.path))
+            self._container = av.open(_url(self.path), metadata_errors="replace")
         except av.error.FFmpegError as error:
             raise ClipError(
-                f"{self.path} cannot be opened as a video ({error}); expected MP4 or anything FFmpeg decodes. "
+                f"{self.path} cannot be opened as a video ({reason(error)}); expected MP4 or anything FFmpeg decodes. "
                 "It may be cut short: write it again."
             ) from error
         if not self._container.streams.video:
             raise ClipError(f"{self.path} has no picture stream; expected a video file.")
         self._stream = self._container.streams.video[0]
+        if self._stream.codec_context is None:
+            raise ClipError(f"{self.path} says no codec that is known; expected H.264 or anything FFmpeg decodes.")
         self._decoded = self._pictures()
         self._next = 0
 
-    def _scan(self) -> tuple[int, float]:
+    def _scan(self, any_rate: bool) -> tuple[int, float]:
         """Counts packets (headers can lie) and checks that they are evenly spaced."""
         count, times, announced = 0, [], self._stream.frames
-        for packet in self._container.demux(self._stream):
-            if packet.size and not packet.is_discard:
-                count += 1
-                times += [] if packet.pts is None else [packet.pts]
+        try:
+            for packet in self._container.demux(self._stream):
+                if packet.size and not packet.is_discard:
+                    count += 1
+                    times += [] if packet.pts is None else [packet.pts]
+        except av.error.FFmpegError as error:
+            raise ClipError(
+                f"{self.path} cannot be read to its end ({reason(error)}). It is damaged: write it again."
+            ) from error
         if not count or count < announced:
             raise ClipError(
                 f"{self.path} holds {count} of {announced or 'its'} frames; it is cut short. Write it again."
             )
         steps = np.diff(sorted(times))
-        if steps.size and steps.max() - steps.min() > max(1, 0.02 * np.median(steps)):
+        self.variable_rate = bool(steps.size and steps.max() - steps.min() > max(1, 0.02 * np.median(steps)))
+        if self.variable_rate and not any_rate:
             raise ClipError(
                 f"{self.path} has a variable frame rate (steps of {steps.min()} to {steps.max()} ticks); expected "
-                f"evenly spaced frames. Make it constant first: ffmpeg -i {self.path.name} -vf fps=24 constant.mp4"
+                "evenly spaced frames. Give fps=... to take its frames one after another at that rate, or make it "
+                f"constant first: ffmpeg -i {self.path.name} -vf fps=24 constant.mp4"
             )
         rate = self._stream.average_rate
         return count, float(rate) if rate else 0.0
 
-    def _pictures(self) -> Iterator[np.ndarray]:
-        for frame in self._container.decode(self._stream):
-            if frame.rotation:
-                raise ClipError(
-                    f"{self.path} is stored rotated by {frame.rotation} degrees; expected upright frames. "
-                    "Rotate it for good first: ffmpeg -i IN -c:v libx264 -crf 10 OUT.mp4"
-                )
-            yield frame.to_ndarray(format="rgb24", interpolation=TO_RGB)
+    def _check_upright(self) -> None:
+        rotation = next((frame.rotation for frame in self._frames()), 0)
+        if rotation:
+            raise ClipError(
+                f"{self.path} is stored rotated by {rotation} degrees; expected upright frames. "
+                "Rotate it for good first: ffmpeg -i IN -c:v libx264 -crf 10 OUT.mp4"
+            )
 
-    def read(self, start: int = 0, stop: int | None = None) -> UInt8[Tensor, "T H W 3"]:
-        """Frames `start` to `stop` (excluded), display values as stored."""
+    def _frames(self) -> Iterator[av.VideoFrame]:
+        try:
+            yield from self._container.decode(self._stream)
+        except av.error.FFmpegError as error:
+            raise ClipError(
+                f"{self.path} cannot be decoded at frame {self._next} ({reason(error)}). It is damaged: write it again."
+            ) from error
+
+    def _pictures(self) -> Iterator[np.ndarray]:
+        for frame in self._frames():
+            if (frame.height, frame.width) != self.size:
+                raise ClipError(
+                    f"{self.path} changes to {frame.height}x{frame.width} pixels from {self.size[0]}x{self.size[1]}; "
+                    "expected one size. It is damaged, or was joined from several: write it again."
+                )
+            yield self._picture(frame)
+
+    def _picture(self, frame: av.VideoFrame) -> np.ndarray:
+        if self.top == 255:
+            return frame.to_ndarray(format="rgb24", interpolation=TO_RGB)
+        if frame.format.name.startswith("gray"):  # FFmpeg's conversion of deep grey to RGB is inexact
+            grey = frame.to_ndarray().astype(np.float64) * (65535 / (2**self.bits - 1))
+            return np.repeat(grey.round().astype(np.int32)[..., None], 3, -1)
+        return frame.to_ndarray(format="rgb48le", interpolation=TO_RGB).astype(np.int32)
+
+    def read(self, start: int = 0, stop: int | None = None) -> Shaped[Tensor, "T H W 3"]:
+        """Frames `start` to `stop` (excluded), display values as stored: uint8, or int32 where `top` is 65535."""
         stop = self.frames if stop is None else stop
         if not 0 <= start < stop <= self.frames:
             raise ClipError(
@@ -249,7 +319,7 @@ class VideoReader:
         self._next += 1
         return picture
 
-    def windows(self, frames: int) -> Iterator[UInt8[Tensor, "T H W 3"]]:
+    def windows(self, frames: int) -> Iterator[Shaped[Tensor, "T H W 3"]]:
         """Consecutive runs of `frames` pictures; the last may be shorter."""
         for start in range(0, self.frames, frames):
             yield self.read(start, min(start + frames, self.frames))
@@ -279,6 +349,6 @@ def write_video(path: Path | str, pictures: UInt8[Tensor, "T H W 3"] | np.ndarra
         video.append(pictures)
 
 
-def to_planes(pictures: UInt8[Tensor, "T H W 3"]) -> Tensor:
+def to_planes(pictures: Shaped[Tensor, "T H W 3"]) -> Tensor:
     """[T, H, W, 3] -> [T, 3, H, W], as stored."""
     return rearrange(pictures, "t h w c -> t c h w")

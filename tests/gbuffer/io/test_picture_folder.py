@@ -148,6 +148,15 @@ def test_gaps_and_unknown_names(folder):
         open_clip(folder.parent / "rgbs")
 
 
+def test_smoothness_is_turned_round(folder):
+    save(folder / "smoothness_1.png", np.full(SIZE, 51, np.uint8))
+    clip = open_clip(folder)
+    assert clip.info.channels == ("roughness",) and torch.allclose(clip.read().roughness, torch.tensor(0.8))
+    assert (clip.coded()["roughness"] == 204).all() and "roughness is one minus smoothness." in clip.info.warnings
+    save(folder / "roughness_1.png", np.full(SIZE, 51, np.uint8))
+    assert torch.allclose(open_clip(folder).read().roughness, torch.tensor(0.2))
+
+
 def test_a_channel_twice(folder):
     save(folder / "albedo" / "1.png", picture(1))
     save(folder / "basecolor" / "1.png", picture(1))

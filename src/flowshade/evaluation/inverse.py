@@ -1,0 +1,294 @@
+"""`python -m flowshade.evaluation.inverse`: scores an inverse on held-out worlds, beside two plain baselines.
+
+Metrics follow the literature on intrinsic images and monocular geometry: absolute relative error and delta of depth
+after one scale a clip (Eigen et al. 2014, arXiv 1406.2283), angles between normals (Fouhey et al. 2013), PSNR of albedo
+as it is and after one least-squares factor a frame ("si", Grosse et al. 2009), plain errors of roughness and metallic.
+Sky, as the reference has it, counts nowhere but in `sky_iou`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from flowshade.checkpoints.store import load_inverse_file
+from flowshade.color import linear_to_srgb
+from flowshade.evaluation.worlds import ReferenceClip, WorldSuite, parked_clips
+from flowshade.gbuffer.look import LOOKS
+from flowshade.gbuffer.view import channel_picture
+from flowshade.inverse.stream import Inverse
+from flowshade.types import CORE_CHANNELS, Frames, GBuffer
+
+Scores = dict[str, float]
+
+
+def depth_errors(
+    prediction: Float[Tensor, "T 1 H W"], reference: Float[Tensor, "T 1 H W"], surface: Bool[Tensor, "T 1 H W"]
+) -> Scores:
+    """AbsRel and the share within a factor of 1.25, after the factor that makes the median ratio of the clip 1."""
+    predicted, true = prediction[surface].clamp(min=1e-3, max=1e6), reference[surface]
+    ratio = predicted / true
+    ratio = ratio / ratio.median()
+    within = torch.maximum(ratio, 1 / ratio) < 1.25
+    return {"depth_absrel": (ratio - 1).abs().mean().item(), "depth_delta": within.float().mean().item()}
+
+
+def normal_errors(
+    prediction: Float[Tensor, "T 3 H W"], reference: Float[Tensor, "T 3 H W"], surface: Bool[Tensor, "T 1 H W"]
+) -> Scores:
+    """Mean and median angle in degrees, and the shares below 11.25, 22.5 and 30 degrees."""
+    cosine = (torch.nn.functional.normalize(prediction, dim=1) * reference).sum(1, keepdim=True)[surface]
+    angle = torch.rad2deg(torch.acos(cosine.clamp(-1, 1)))
+    shares = {f"normal_{limit}": (angle < limit).float().mean().item() for limit in (11.25, 22.5, 30.0)}
+    return {"normal_mean": angle.mean().item(), "normal_median": angle.median().item()} | shares
+
+
+def albedo_errors(
+    prediction: Float[Tensor, "T 3 H W"], reference: Float[Tensor, "T 3 H W"], surface: Bool[Tensor, "T 1 H W"]
+) -> Scores:
+    """PSNR and si-PSNR in dB over surfaces, mean of frames; arguments are linear, both spaces are reported."""
+    scores: Scores = {}
+    for space, curve in (("srgb", linear_to_srgb), ("linear", lambda linear: linear)):
+        x, y = curve(prediction), curve(reference)
+        plain, fitted = [], []
+        for frame in range(x.shape[0]):
+            shown = surface[frame].expand_as(x[frame])
+            if not shown.any():
+                continue
+            a, b = x[frame][shown], y[frame][shown]
+            factor = (a * b).sum() / a.square().sum().clamp(min=1e-8)
+            plain.append(_psnr(a, b))
+            fitted.append(_psnr(factor * a, b))
+        scores |= {f"albedo_psnr_{space}": _mean(plain), f"albedo_si_psnr_{space}": _mean(fitted)}
+    return scores
+
+
+def material_errors(
+    prediction: Float[Tensor, "T 1 H W"],
+    reference: Float[Tensor, "T 1 H W"],
+    surface: Bool[Tensor, "T 1 H W"],
+    name: str,
+) -> Scores:
+    """Root mean square and mean absolute error."""
+    error = (prediction - reference)[surface]
+    return {f"{name}_rmse": error.square().mean().sqrt().item(), f"{name}_mae": error.abs().mean().item()}
+
+
+def score_buffers(prediction: GBuffer, reference: GBuffer) -> Scores:
+    """Every metric of a clip.
+
+    Raises:
+        ValueError: clips of other frames or size, a core channel that is missing, or a clip that shows only sky.
+    """
+    if (prediction.frames, prediction.size) != (reference.frames, reference.size):
+        raise ValueError(
+            f"got {prediction.frames} frames of {prediction.size} for {reference.frames} of {reference.size}; expected "
+            "the same frames and size. Cut or resize one of them."
+        )
+    predicted, true = _core(prediction), _core(reference)
+    surface = torch.isfinite(true["depth"])
+    if not surface.any():
+        raise ValueError("the reference shows nothing but sky; give a clip with surfaces.")
+    found = torch.isfinite(predicted["depth"])
+    sky = (~found & ~surface).sum() / (~found | ~surface).sum().clamp(min=1)
+    depth = torch.where(found, predicted["depth"], 1e6)
+    return {
+        **depth_errors(depth, true["depth"], surface),
+        **normal_errors(predicted["normal"], true["normal"], surface),
+        **albedo_errors(predicted["albedo"], true["albedo"], surface),
+        **material_errors(predicted["roughness"], true["roughness"], surface, "roughness"),
+        **material_errors(predicted["metallic"], true["metallic"], surface, "metallic"),
+        "sky_iou": sky.item() if (~surface).any() else float("nan"),
+        "flicker": flicker(predicted["normal"], true["normal"], surface),
+    }
+
+
+def flicker(
+    prediction: Float[Tensor, "T 3 H W"], reference: Float[Tensor, "T 3 H W"], surface: Bool[Tensor, "T 1 H W"]
+) -> float:
+    """Mean change from frame to frame over that of the reference, where both frames show a surface; 1 is as calm."""
+    both = (surface[1:] & surface[:-1]).expand(-1, 3, -1, -1)
+    if not both.any():
+        return float("nan")
+    changes = [x.diff(dim=0)[both].abs().mean() for x in (prediction, reference)]
+    return (changes[0] / changes[1].clamp(min=1e-6)).item()
+
+
+class ConstantBuffers:
+    """The baseline that looks at nothing: one value a channel, the mean over all reference clips that it was shown."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._count = 0
+
+    def add(self, reference: GBuffer) -> None:
+        channels = _core(reference)
+        surface = torch.isfinite(channels["depth"])
+        for name, value in channels.items():
+            value = value.log() if name == "depth" else value
+            total = value.movedim(1, -1)[surface[:, 0]].double().sum(0)
+            self._sums[name] = self._sums.get(name, 0) + total
+        self._count += int(surface.sum())
+
+    def predict(self, like: GBuffer) -> GBuffer:
+        """Buffers of a clip's frames and size, everywhere a surface."""
+        means = {name: (total / self._count).float() for name, total in self._sums.items()}
+        means["depth"] = means["depth"].exp()
+        spread = {name: mean[None, :, None, None].expand(like.frames, -1, *like.size) for name, mean in means.items()}
+        return GBuffer(**{name: value.contiguous() for name, value in spread.items()}, camera=None)
+
+
+def evaluate_inverse(
+    inverse: Inverse,
+    suite: WorldSuite,
+    *,
+    device: str,
+    out: Path,
+    workers: int = 0,
+    progress: Callable[[str], None] = print,
+) -> list[dict]:
+    """Inverts the reference pictures of every clip in every look; writes `scores.json`, `scores.md`, `sheet.png`.
+
+    Beside the stream stand `one picture` (the same network without memory) and `constant` (the mean of the suite's own
+    buffers).
+    """
+    constant, clips = ConstantBuffers(), []
+    for clip in parked_clips(suite, "cpu" if workers == 0 and device == "cpu" else device, workers):
+        constant.add(clip.gbuffer)
+        clips.append(clip)
+        progress(f"traced {len(clips)} of {suite.worlds}: {clip.kind} {clip.seed}")
+    rows, shown = [], []
+    for index, clip in enumerate(clips):
+        reference = clip.gbuffer.to(device)
+        scored = {"constant": [score_buffers(constant.predict(reference), reference)]}
+        for look, single, streamed in _inverted(inverse, clip, suite, device):
+            scored.setdefault("one picture", []).append(score_buffers(single, reference))
+            scored.setdefault("stream", []).append(score_buffers(streamed, reference))
+            if index < len(suite.kinds):
+                shown.append((look, clip, streamed))
+        rows += [{"method": method, "clip": index} | scores for method, all_of in scored.items() for scores in all_of]
+        progress(f"scored {index + 1} of {suite.worlds}: {clip.kind} {clip.seed}")
+    table = summarise(rows)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "scores.json").write_text(json.dumps(table, indent=1))
+    (out / "scores.md").write_text(markdown_table(table))
+    _write_sheet(out / "sheet.png", shown)
+    return table
+
+
+def _inverted(
+    inverse: Inverse, clip: ReferenceClip, suite: WorldSuite, device: str
+) -> Iterator[tuple[str, GBuffer, GBuffer]]:
+    for look in suite.looks:
+        pictures = clip.pictures[look].to(device).float() / 255
+        singles = []
+        for frame in pictures.split(1):
+            inverse.reset()
+            singles.append(inverse.push(Frames(rgb=frame)).gbuffer)
+        streamed = [part.gbuffer for part in inverse.invert(Frames(rgb=run) for run in pictures.split(suite.window))]
+        yield look, GBuffer.cat(singles), GBuffer.cat(streamed)
+
+
+def summarise(rows: list[dict]) -> list[dict]:
+    """Mean of every metric by method; values that do not exist (nan) are left out."""
+    table = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        mine = [row for row in rows if row["method"] == method]
+        metrics = [name for name in mine[0] if name not in ("method", "clip")]
+        means = {name: _mean([row[name] for row in mine]) for name in metrics}
+        table.append({"method": method, "clips": len(mine)} | means)
+    return table
+
+
+COLUMNS = {
+    "depth AbsRel": "depth_absrel",
+    "delta": "depth_delta",
+    "normal mean": "normal_mean",
+    "median": "normal_median",
+    "< 11.25": "normal_11.25",
+    "albedo si-PSNR (sRGB)": "albedo_si_psnr_srgb",
+    "PSNR (sRGB)": "albedo_psnr_srgb",
+    "si-PSNR (linear)": "albedo_si_psnr_linear",
+    "roughness RMSE": "roughness_rmse",
+    "metallic RMSE": "metallic_rmse",
+    "sky IoU": "sky_iou",
+    "flicker": "flicker",
+}
+
+
+def markdown_table(table: list[dict]) -> str:
+    """One row a method."""
+    lines = ["| method | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    for row in table:
+        lines.append(f"| {row['method']} | " + " | ".join(f"{row[name]:.3f}" for name in COLUMNS.values()) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _write_sheet(path: Path, shown: list[tuple[str, ReferenceClip, GBuffer]]) -> None:
+    """Rows: looks and clips; columns: picture, then every channel as estimated, then as it is."""
+    from PIL import Image
+
+    rows = []
+    for look, clip, streamed in shown:
+        last = slice(streamed.frames - 1, streamed.frames)
+        picture = clip.pictures[look][last].cpu().movedim(1, -1)  # [1, H, W, 3] uint8
+        buffers = [streamed[last].to("cpu"), clip.gbuffer[last].to("cpu")]
+        columns = [picture, *(channel_picture(part, name) for name in CORE_CHANNELS for part in buffers)]
+        rows.append(torch.cat([column[0] for column in columns], 1))
+    temporary = path.with_name(path.name + ".tmp")
+    Image.fromarray(torch.cat(rows).numpy()).save(temporary, format="PNG")
+    temporary.replace(path)
+
+
+def _core(gbuffer: GBuffer) -> dict[str, Tensor]:
+    channels = gbuffer.channels()
+    missing = [name for name in CORE_CHANNELS if name not in channels]
+    if missing:
+        raise ValueError(f"got buffers without {', '.join(missing)}; expected {', '.join(CORE_CHANNELS)}.")
+    return {name: channels[name] for name in CORE_CHANNELS}
+
+
+def _psnr(a: Tensor, b: Tensor) -> float:
+    return (-10 * torch.log10((a - b).square().mean().clamp(min=1e-10))).item()
+
+
+def _mean(values: list[float]) -> float:
+    numbers = [value for value in values if np.isfinite(value)]
+    return float(np.mean(numbers)) if numbers else float("nan")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Scores a file of `save_inverse`."""
+    parser = argparse.ArgumentParser(prog="python -m flowshade.evaluation.inverse", description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("out/eval-inverse"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--worlds", type=int, default=WorldSuite.worlds)
+    parser.add_argument("--frames", type=int, default=16)
+    parser.add_argument("--size", type=int, nargs=2, default=WorldSuite.size)
+    parser.add_argument("--window", type=int, default=WorldSuite.window)
+    parser.add_argument("--workers", type=int, default=0, help="processes that trace; 0 = this one does")
+    parser.add_argument("--looks", nargs="+", default=("sunny", "overcast", "sunset", "night"), choices=tuple(LOOKS))
+    options = parser.parse_args(arguments)
+    suite = WorldSuite(
+        worlds=options.worlds,
+        frames=options.frames,
+        size=tuple(options.size),
+        window=options.window,
+        looks=tuple(options.looks),
+    )
+    inverse = load_inverse_file(options.model, device=options.device)
+    table = evaluate_inverse(inverse, suite, device=options.device, out=options.out, workers=options.workers)
+    print(markdown_table(table))
+    print(f"scores and sheet: {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Video to G-buffers: the way back."""

@@ -1,0 +1,136 @@
+"""Metrics of estimated buffers against known values, and the whole evaluation, tiny."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from flowshade.evaluation.inverse import (
+    ConstantBuffers,
+    albedo_errors,
+    depth_errors,
+    evaluate_inverse,
+    flicker,
+    material_errors,
+    normal_errors,
+    score_buffers,
+    summarise,
+)
+from flowshade.evaluation.worlds import WorldSuite
+from flowshade.inverse.stream import Inverse
+from flowshade.presets import debug_inverse
+from flowshade.types import GBuffer
+
+EVERYWHERE = torch.ones(2, 1, 8, 8, dtype=torch.bool)
+
+
+def clip() -> GBuffer:
+    generator = torch.Generator().manual_seed(0)
+
+    def random(planes: int) -> torch.Tensor:
+        return torch.rand(2, planes, 8, 8, generator=generator)
+
+    depth = random(1) * 20 + 1
+    depth[:, :, :2] = float("inf")
+    return GBuffer(
+        albedo=random(3) * 0.8 + 0.1,
+        normal=normalize(random(3) - 0.5, dim=1),
+        depth=depth,
+        roughness=random(1),
+        metallic=random(1),
+    )
+
+
+def test_the_truth_scores_best():
+    scores = score_buffers(clip(), clip())
+    assert scores["depth_absrel"] == 0 and scores["depth_delta"] == 1 and scores["sky_iou"] == 1
+    assert scores["normal_mean"] < 0.1 and scores["normal_11.25"] == 1
+    assert scores["albedo_psnr_srgb"] > 90 and scores["roughness_rmse"] == 0 and scores["flicker"] == 1
+
+
+def test_depth_forgives_one_factor_and_no_more():
+    depth = torch.rand(2, 1, 8, 8) * 10 + 1
+    assert depth_errors(3 * depth, depth, EVERYWHERE)["depth_absrel"] < 1e-5
+    doubled = depth.clone()
+    doubled[:, :, :2] *= 1.5  # a quarter of the picture
+    scores = depth_errors(doubled, depth, EVERYWHERE)
+    assert math.isclose(scores["depth_absrel"], 0.25 * 0.5, rel_tol=1e-4)
+    assert math.isclose(scores["depth_delta"], 0.75, rel_tol=1e-4)
+
+
+def test_an_angle_between_normals_is_measured_in_degrees():
+    reference = torch.zeros(2, 3, 8, 8)
+    reference[:, 2] = 1
+    angle = math.radians(20)
+    tilted = torch.zeros_like(reference)
+    tilted[:, 0], tilted[:, 2] = math.sin(angle), math.cos(angle)
+    scores = normal_errors(5 * tilted, reference, EVERYWHERE)
+    assert math.isclose(scores["normal_mean"], 20, abs_tol=1e-2)
+    assert (scores["normal_11.25"], scores["normal_22.5"]) == (0, 1)
+
+
+def test_albedo_is_scored_as_it_is_and_after_one_factor_in_both_spaces():
+    albedo = torch.rand(2, 3, 8, 8) * 0.5 + 0.2
+    scores = albedo_errors(0.5 * albedo, albedo, EVERYWHERE)
+    assert scores["albedo_si_psnr_linear"] > 90
+    error = (0.5 * albedo).square().flatten(1).mean(1)
+    assert math.isclose(scores["albedo_psnr_linear"], (-10 * error.log10()).mean().item(), rel_tol=1e-4)
+    assert scores["albedo_si_psnr_srgb"] > scores["albedo_psnr_srgb"]
+
+
+def test_materials_and_flicker():
+    x = torch.full((2, 1, 8, 8), 0.5)
+    assert material_errors(x + 0.1, x, EVERYWHERE, "metallic") == pytest.approx(
+        {"metallic_rmse": 0.1, "metallic_mae": 0.1}, rel=1e-4
+    )
+    reference = torch.stack([torch.zeros(3, 8, 8), torch.ones(3, 8, 8)])
+    assert math.isclose(flicker(1.5 * reference, reference, EVERYWHERE), 1.5, rel_tol=1e-5)
+
+
+def test_sky_counts_in_its_overlap_alone():
+    reference, prediction = clip(), clip()
+    assert prediction.depth is not None and prediction.albedo is not None
+    prediction.albedo[:, :, :2] = 0
+    prediction.depth[:, :, 1:2] = 5.0  # half of the sky taken for a surface
+    scores = score_buffers(prediction, reference)
+    assert scores["sky_iou"] == 0.5 and scores["depth_absrel"] == 0 and scores["albedo_psnr_srgb"] > 90
+
+
+def test_clips_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="same frames and size"):
+        score_buffers(clip()[:1], clip())
+    with pytest.raises(ValueError, match="without metallic"):
+        score_buffers(clip().replace(metallic=None), clip())
+    with pytest.raises(ValueError, match="nothing but sky"):
+        score_buffers(clip(), clip().replace(depth=torch.full((2, 1, 8, 8), float("inf"))))
+
+
+def test_the_constant_baseline_is_the_mean_of_surfaces():
+    constant, reference = ConstantBuffers(), clip()
+    constant.add(reference)
+    predicted = constant.predict(reference)
+    assert predicted.albedo is not None and reference.albedo is not None and predicted.depth is not None
+    torch.testing.assert_close(predicted.albedo[0, :, 0, 0], reference.albedo[:, :, 2:].mean((0, 2, 3)))
+    assert torch.isfinite(predicted.depth).all() and predicted.size == reference.size
+
+
+def test_means_leave_out_what_does_not_exist():
+    rows = [{"method": "a", "clip": 0, "x": 1.0}, {"method": "a", "clip": 1, "x": float("nan")}]
+    assert summarise(rows) == [{"method": "a", "clips": 2, "x": 1.0}]
+
+
+def test_a_whole_evaluation_writes_its_table_and_sheet(tmp_path):
+    torch.manual_seed(0)
+    suite = WorldSuite(worlds=2, size=(32, 48), frames=3, samples=1, looks=("sunny",), window=2)
+    said: list[str] = []
+    inverse = Inverse(debug_inverse()).eval()
+    table = evaluate_inverse(inverse, suite, device="cpu", out=tmp_path / "out", progress=said.append)
+    assert [row["method"] for row in table] == ["constant", "one picture", "stream"]
+    assert json.loads((tmp_path / "out" / "scores.json").read_text())[2]["clips"] == 2
+    assert "stream" in (tmp_path / "out" / "scores.md").read_text()
+    assert (tmp_path / "out" / "sheet.png").stat().st_size > 1000
+    assert said[-1].startswith("scored 2 of 2")

@@ -1,0 +1,114 @@
+"""A clock that tests move, and a world and a model that cost what a test says."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flowshade.gbuffer.look import Look
+from flowshade.play.actors import Controls, Mode
+from flowshade.types import GBuffer
+
+
+class Clock:
+    """Time that passes only when something is done; what was planned happens on the way."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self._plans: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def now(self) -> float:
+        return self.time
+
+    def plan(self, at: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._plans, (at, next(self._order), action))
+
+    def every(self, seconds: float, action: Callable[[], None]) -> None:
+        def again() -> None:
+            action()
+            self.plan(self.time + seconds, again)
+
+        self.plan(self.time + seconds, again)
+
+    def advance(self, seconds: float) -> None:
+        end = self.time + seconds
+        while self._plans and self._plans[0][0] <= end:
+            at, _, action = heapq.heappop(self._plans)
+            self.time = max(self.time, at)
+            action()
+        self.time = end
+
+
+class FakeSource:
+    """Counts ticks; every frame costs `seconds` to trace."""
+
+    name, seed, description, interactive = "fake", 0, "", True
+    size = (8, 8)
+
+    def __init__(self, clock: Clock | None = None, *, fps: float = 30.0, seconds: float = 0.0) -> None:
+        self.fps, self.mode = fps, "walk"
+        self._clock, self._seconds = clock, seconds
+        self.controls: list[Controls] = []
+
+    def reset(self) -> None:
+        self.controls.clear()
+
+    def tick(self, controls: Controls) -> None:
+        self.controls.append(controls)
+
+    def set_mode(self, mode: Mode) -> None:
+        self.mode = mode
+
+    def gbuffer(self) -> GBuffer:
+        if self._clock is not None:
+            self._clock.advance(self._seconds)
+        return GBuffer(albedo=torch.zeros(1, 3, *self.size))
+
+    def reference(self, look: Look) -> Tensor | None:
+        return None
+
+
+class Painted:
+    """A future that is done when the clock says so."""
+
+    def __init__(self, clock: Clock, at: float, pictures: np.ndarray) -> None:
+        self._clock, self._at, self._pictures = clock, at, pictures
+
+    def done(self) -> bool:
+        return self._clock.time >= self._at
+
+    def result(self) -> np.ndarray:
+        self._clock.advance(max(0.0, self._at - self._clock.time))
+        return self._pictures
+
+    def add_done_callback(self, function: Callable[[Any], None]) -> None:
+        self._clock.plan(self._at, lambda: function(self))
+
+
+class FakeModels:
+    """Paints grey; `cost(steps, frames)` seconds a window pass on the clock."""
+
+    def __init__(self, clock: Clock, cost: Callable[[int, int], float], steps: int = 4) -> None:
+        self._clock, self._cost, self._free = clock, cost, 0.0
+        self.renderer: Any = SimpleNamespace(
+            steps=steps,
+            styles={},
+            compose=lambda prompt, style: prompt,
+            encoder=SimpleNamespace(check=lambda text: None),
+        )
+
+    def submit(self, canvases: Sequence[object], windows: Sequence[GBuffer], steps: int) -> list[Painted]:
+        """One after another, like the one thread of the real one."""
+        jobs = []
+        for window in windows:
+            self._free = max(self._free, self._clock.time) + self._cost(steps, window.frames)
+            jobs.append(Painted(self._clock, self._free, np.zeros((window.frames, *window.size, 3), np.uint8)))
+        return jobs

@@ -1,0 +1,232 @@
+"""Latency is bounded: whatever a renderer costs and a player can take, an input is never answered later and later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from flowshade.play.pace import FrameQueue, Pace, TimedFrame
+from flowshade.play.protocol import FrameHeader, Input, Status
+from flowshade.play.session import Session
+from tests.play.fakes import Clock, FakeModels, FakeSource
+
+
+class Game:
+    """A session under a clock of our own: an input every 16 ms, and a player that shows what it is sent."""
+
+    def __init__(
+        self,
+        folder: Path,
+        cost: Callable[[int, int, float], float],
+        *,
+        fps: float = 30.0,
+        window: int = 4,
+        trace: float = 0.002,
+        shows_in: float = 0.005,
+    ) -> None:
+        self.clock = Clock()
+        models = FakeModels(self.clock, lambda steps, frames: cost(steps, frames, self.clock.time))
+        self.source = FakeSource(self.clock, fps=fps, seconds=trace)
+        self.session = Session(
+            "1", self.source, cast(Any, models), self._emit, recordings=folder, window=window, now=self.clock.now
+        )
+        self.queue = FrameQueue()
+        self.latencies: list[tuple[float, float]] = []
+        """When an input was made, and how long its picture took."""
+        self.statuses: list[Status] = []
+        self.shown: list[FrameHeader] = []
+        self._sent: dict[int, float] = {}
+        self._shows_in, self._busy = shows_in, False
+        self.clock.every(0.016, self._input)
+        self.clock.every(0.004, self._send)
+
+    def play(self, until: float) -> Game:
+        while self.clock.time < until:
+            until_turn = self.clock.time + self.session.turn()
+            while self.clock.time < until_turn and not self.session.ready:
+                self.clock.advance(min(0.004, until_turn - self.clock.time))
+        return self
+
+    def longest(self, begin: float, end: float) -> float:
+        """Of the inputs made in [begin, end)."""
+        return max(latency for at, latency in self.latencies if begin <= at < end)
+
+    def _input(self) -> None:
+        number = len(self.latencies) + len(self._sent) + 1
+        self._sent[number] = self.clock.time
+        self.session.take(Input(id=number, forward=1.0))
+
+    def _emit(self, item: object) -> None:
+        if isinstance(item, list):
+            self.queue.put(item, self.clock.time)
+        elif isinstance(item, Status):
+            self.statuses.append(item)
+
+    def _send(self) -> None:
+        """Sent at once; the player decodes one frame after another."""
+        if self._busy:
+            return
+        frame = self.queue.take(self.clock.time)
+        if frame is None:
+            return
+        self._busy = True
+        self.clock.plan(self.clock.time + self._shows_in, lambda: self._show(frame))
+
+    def _show(self, frame: TimedFrame) -> None:
+        self._busy = False
+        self.queue.shown(frame.header.id)
+        self.shown.append(frame.header)
+        for number in [number for number in self._sent if number <= frame.header.input]:
+            at = self._sent.pop(number)
+            self.latencies.append((at, self.clock.time - at))
+
+
+@pytest.mark.parametrize("step_seconds", [0.002, 0.02, 0.06, 0.3, 1.5])
+@pytest.mark.parametrize("window", [4, 16])
+def test_an_input_is_answered_within_two_windows_however_slow_the_renderer(
+    tmp_path: Path, step_seconds: float, window: int
+) -> None:
+    game = Game(tmp_path, lambda steps, frames, _: step_seconds * steps * (0.5 + frames / 8), window=window)
+    game.play(until=90)
+    early, late = game.longest(20, 45), game.longest(60, 85)
+    bound = game.session._pace.bound
+    assert late <= bound + 0.05, "what the HUD promises, and the player's own few milliseconds"
+    assert late <= early + 0.02, "it does not grow"
+    least = step_seconds + 4 * 0.002  # one step, the shortest window
+    assert bound <= max(2 * least / 0.9 + 3 / 30, 2 * window / 30), "and the promise is near what can be had"
+
+
+def test_a_burst_of_load_passes_and_quality_comes_back(tmp_path: Path) -> None:
+    def cost(steps: int, frames: int, now: float) -> float:
+        return steps * (0.25 if 60 <= now < 120 else 0.01)
+
+    game = Game(tmp_path, cost).play(until=240)
+    before, during, after = game.longest(20, 55), game.longest(70, 115), game.longest(180, 235)
+    assert game.longest(0, 235) < 3.0, "at its worst, before the load is believed: three windows of four slow steps"
+    assert during < 0.7 and after <= before + 0.01
+    loaded = [status for status in game.statuses if status.note]
+    assert "1 of 4 steps" in loaded[-1].note or "2 of 4 steps" in loaded[-1].note
+    assert max(status.stride for status in game.statuses) > 1
+    last = game.statuses[-1]
+    assert (last.steps, last.stride, last.note) == (4, 1, "")
+    assert last.dropped > 0
+
+
+def test_world_time_follows_the_clock_until_it_cannot(tmp_path: Path) -> None:
+    game = Game(tmp_path, lambda steps, frames, _: 0.25 * steps).play(until=120)
+    assert len(game.source.controls) == pytest.approx(120 * 30, rel=0.05), "frames are left out, not ticks"
+    slow = Game(tmp_path, lambda steps, frames, _: 3.0 * steps).play(until=120)
+    assert len(slow.source.controls) < 60 * 30
+    assert "slow motion" in slow.statuses[-1].note
+
+
+def test_a_player_that_cannot_keep_up_gets_the_newest_frames(tmp_path: Path) -> None:
+    game = Game(tmp_path, lambda steps, frames, _: 0.005 * steps, shows_in=0.2).play(until=120)
+    assert game.longest(20, 60) < 0.6
+    assert game.longest(60, 115) <= game.longest(20, 60) + 0.02
+    assert game.queue.dropped > 1000
+    numbers = [header.id for header in game.shown]
+    assert numbers == sorted(numbers)
+
+
+def test_one_hiccup_changes_nothing(tmp_path: Path) -> None:
+    game = Game(tmp_path, lambda steps, frames, now: 0.7 if 20 < now < 20.1 else 0.005 * steps).play(until=60)
+    assert {(status.steps, status.stride) for status in game.statuses if status.work_ms and not status.warming} == {
+        (4, 1)
+    }
+    assert game.longest(22, 55) <= game.longest(5, 18) + 0.01
+
+
+def test_stale_jumps_are_forgotten_and_fresh_ones_are_not(tmp_path: Path) -> None:
+    game = Game(tmp_path, lambda steps, frames, now: 3.0 if now > 5 else 0.01)
+    game.clock.plan(2.0, lambda: game.session.take(Input(id=0, jump=True)))
+    game.play(until=5)
+    assert sum(controls.jump for controls in game.source.controls) == 1
+    game.play(until=8.0)  # one window of three seconds, or two
+    began = game.clock.time
+    game.clock.plan(began + 0.1, lambda: game.session.take(Input(id=0, jump=True, throw=True)))
+    game.clock.advance(2.0)
+    game.source.controls.clear()
+    game.session.turn()
+    assert game.source.controls and not any(controls.jump or controls.throw for controls in game.source.controls)
+
+
+def test_steps_back_up_are_tried_less_and_less() -> None:
+    """A machine that holds 2 steps and not 4 does not swing between them."""
+    pace = Pace(fps=30, best_window=4, best_steps=4)
+    changes = 0
+    for _ in range(5000):
+        changes += pace.took(0.01, {4: 0.2, 2: 0.03, 1: 0.02}[pace.steps])
+    assert changes < 100, "without patience that grows: more than 600"
+    assert pace.steps in (2, 4)
+
+
+def test_pace_names_what_it_gave_up() -> None:
+    pace = Pace(fps=30, best_window=16, best_steps=4)
+    for _ in range(60):
+        pace.took(0.1, 0.55)
+    assert (pace.steps, pace.window, pace.stride) == (1, 4, 4)
+    assert pace.note.startswith("keeping pace: 1 of 4 steps, windows of 4, 8 frames a second")
+
+
+# The queue ------------------------------------------------------------------------------------------------------------
+
+
+def frames(first: int, due: float, count: int = 4, interval: float = 0.1, kind: str = "frame") -> list[TimedFrame]:
+    return [
+        TimedFrame(
+            due=due + interval * k,
+            header=FrameHeader(
+                kind=cast(Any, kind), id=first + k, tick=0, input=0, look=0, view="albedo", mime="image/jpeg"
+            ),
+            data=b"",
+        )
+        for k in range(count)
+    ]
+
+
+def test_frames_leave_when_they_are_due() -> None:
+    queue = FrameQueue()
+    queue.put(frames(1, 10.0), now=9.9)
+    assert queue.take(9.95) is None and queue.wait(9.95) == pytest.approx(0.05)
+    first = queue.take(10.0)
+    assert first is not None and first.header.id == 1
+    assert queue.wait(10.0) == pytest.approx(0.1)
+
+
+def test_what_is_overdue_gives_way_to_newer_frames() -> None:
+    queue = FrameQueue()
+    queue.put(frames(1, 0.0), now=0.0)
+    late = queue.take(0.25)
+    assert late is not None and late.header.id == 3 and queue.dropped == 2
+    queue.put(frames(5, 1.0), now=1.0)
+    newest = queue.take(1.0)
+    assert newest is not None and newest.header.id == 5 and queue.dropped == 3
+
+
+def test_a_player_that_shows_nothing_is_sent_no_more() -> None:
+    queue = FrameQueue(most=12, seconds=0.25)
+    sent = []
+    for tick in range(1000):
+        now = tick * 0.1
+        if tick % 4 == 0:
+            queue.put(frames(tick + 1, now), now)
+        sent += [] if (frame := queue.take(now)) is None else [frame]
+    assert len(sent) <= 4
+    queue.shown(sent[-1].header.id)
+    after = queue.take(100.0)
+    assert after is not None and after.header.id >= 997, "the newest, once it shows again"
+
+
+def test_screenshots_always_go() -> None:
+    queue = FrameQueue(most=1)
+    queue.put(frames(1, 0.0, 1), 0.0)
+    queue.take(0.0)
+    queue.put(frames(2, 0.0, 1), 0.0)
+    assert queue.take(0.0) is None
+    queue.put(frames(3, 0.0, 1, kind="screenshot"), 0.0)
+    shot = queue.take(0.0)
+    assert shot is not None and shot.header.id == 3
