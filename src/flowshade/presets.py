@@ -129,21 +129,31 @@ def debug_inverse_training() -> TrainConfig:
 
 
 def compact_inverse_training() -> TrainConfig:
-    """The inverse that ships, in about twenty minutes; a second GPU, if there is one, traces the clips."""
+    """The inverse that ships, in about twenty minutes; clips are traced first, or by a second GPU if there is one."""
     return TrainConfig(
         name="compact-inverse",
         models=InverseModelsConfig(inverse=compact_inverse()),
         stages=(
             StageConfig(
-                name="inverse", steps=40000, seconds=1150, batch=16, windows=(1, 2), learning_rate=1e-3, switch=0.0
+                name="inverse",
+                steps=40000,
+                seconds=1150,
+                batch=16,
+                latents=6,
+                windows=(1, 2),
+                learning_rate=1e-3,
+                switch=0.0,
             ),
         ),
-        clips=ClipSpec(),
-        capacity=650,
+        clips=ClipSpec(kinds=("street", "hills", "yard", "rooms", "harbour"), path_traced=0.35, paths=8),
+        capacity=600,
         first_clips=48,
+        first_seconds=100,
+        interval=1.5,
         workers=14,
         device="cuda",
         autocast=True,
+        tune=False,
     )
 
 

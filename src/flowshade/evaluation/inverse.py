@@ -25,6 +25,7 @@ from flowshade.gbuffer.look import LOOKS
 from flowshade.gbuffer.view import channel_picture
 from flowshade.inverse.stream import Inverse
 from flowshade.types import CORE_CHANNELS, Frames, GBuffer
+from flowshade.world import WORLDS
 
 Scores = dict[str, float]
 
@@ -138,8 +139,9 @@ class ConstantBuffers:
         self._count += int(surface.sum())
 
     def predict(self, like: GBuffer) -> GBuffer:
-        """Buffers of a clip's frames and size, everywhere a surface."""
-        means = {name: (total / self._count).float() for name, total in self._sums.items()}
+        """Buffers of a clip's frames, size and device, everywhere a surface."""
+        device = _core(like)["depth"].device
+        means = {name: (total / self._count).float().to(device) for name, total in self._sums.items()}
         means["depth"] = means["depth"].exp()
         spread = {name: mean[None, :, None, None].expand(like.frames, -1, *like.size) for name, mean in means.items()}
         return GBuffer(**{name: value.contiguous() for name, value in spread.items()}, camera=None)
@@ -275,6 +277,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--size", type=int, nargs=2, default=WorldSuite.size)
     parser.add_argument("--window", type=int, default=WorldSuite.window)
     parser.add_argument("--workers", type=int, default=0, help="processes that trace; 0 = this one does")
+    parser.add_argument("--kinds", nargs="+", default=WorldSuite.kinds, choices=tuple(WORLDS))
+    parser.add_argument("--reference", choices=("direct", "paths"), default=WorldSuite.reference)
     parser.add_argument("--looks", nargs="+", default=("sunny", "overcast", "sunset", "night"), choices=tuple(LOOKS))
     options = parser.parse_args(arguments)
     suite = WorldSuite(
@@ -282,6 +286,8 @@ def main(arguments: list[str] | None = None) -> None:
         frames=options.frames,
         size=tuple(options.size),
         window=options.window,
+        kinds=tuple(options.kinds),
+        reference=options.reference,
         looks=tuple(options.looks),
     )
     inverse = load_inverse_file(options.model, device=options.device)

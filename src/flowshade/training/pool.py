@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
@@ -43,8 +42,8 @@ class ClipSpec:
     sun_rays: int = 2
     sky_rays: int = 6
     """Rays a pixel of the reference; its filter averages over 4x4 pixels, so half of the tracer's defaults will do."""
-    reference: Literal["direct", "paths"] = "direct"
-    """How the pictures are made, as in `flowshade.gbuffer.trace.Tracer`: direct light, or path-traced."""
+    path_traced: float = 0.0
+    """Share of clips whose pictures are path-traced, [0, 1]; the others show direct light."""
     paths: int = 16
     """Path samples a pixel."""
 
@@ -121,7 +120,7 @@ def trace_clip(
         channels=TRACED,
         sun_rays=spec.sun_rays,
         sky_rays=spec.sky_rays,
-        reference=spec.reference,
+        reference="paths" if rng.random() < spec.path_traced else "direct",
         paths=spec.paths,
     )
     looks = [bank.looks[row] for row in rows]
@@ -251,6 +250,9 @@ class Producers:
     workers: int
     first_seed: int = 0
     trace_device: str = "cpu"
+    interval: float = 0.0
+    """Seconds between clips once `fill` has returned; workers wait meanwhile and leave their GPU to the trainer."""
+    _filled: threading.Event = field(default_factory=threading.Event, repr=False)
     _processes: list = field(default_factory=list, repr=False)
     _stop: threading.Event = field(default_factory=threading.Event, repr=False)
     _failure: list[str] = field(default_factory=list, repr=False)
@@ -283,6 +285,7 @@ class Producers:
             "workers": self.workers,
             "first_seed": self.first_seed,
             "trace_device": self.trace_device,
+            "interval": self.interval,
         }
 
     def __setstate__(self, state: dict) -> None:
@@ -302,13 +305,19 @@ class Producers:
                 self.pool.put(PackedClip(**item))
             if stream is not None:
                 stream.synchronize()
+            if self._filled.is_set():
+                self._stop.wait(self.interval)
 
-    def fill(self, clips: int) -> None:
-        """Waits until the pool has received `clips` clips in all (traces them here when there are no workers)."""
+    def fill(self, clips: int, seconds: float = 0.0) -> None:
+        """Waits until the pool has received `clips` clips in all (traces them here when there are no workers).
+
+        Workers have at least `seconds` for it.
+        """
+        until = time.perf_counter() + seconds
         generator = self.seeds(0)
         for _ in range(self.pool.received if self.workers == 0 else 0):
             next(generator)
-        while self.pool.received < clips:
+        while self.pool.received < clips or (self.workers and time.perf_counter() < until):
             self.check()
             if self.workers == 0:
                 kind, seed = next(generator)
@@ -316,6 +325,7 @@ class Producers:
                 pool.put(trace_clip(kind, seed, pool.bank, pool.spec, pool.profile, self.trace_device))
             else:
                 time.sleep(0.05)
+        self._filled.set()
 
     def check(self) -> None:
         """Raises RuntimeError when a worker has failed or died."""

@@ -42,6 +42,10 @@ class TrainConfig:
     """Clips held on the training device."""
     first_clips: int
     """Training begins when the pool holds this many."""
+    first_seconds: float = 0.0
+    """Workers on the GPU that trains have it for themselves for so long at first."""
+    interval: float = 0.0
+    """Workers on the GPU that trains deliver a clip every so many seconds from then on."""
     refresh: int = 0
     """Without workers: a new clip is traced every so many updates; 0 = never."""
     workers: int = 0
@@ -52,6 +56,8 @@ class TrainConfig:
     """bfloat16 matrix products and convolutions."""
     compile: bool = False
     """torch.compile for the transformer's blocks and the decoder's pictures; costs about a minute at first."""
+    tune: bool = True
+    """cuDNN tries its algorithms once for every shape; costs more than it saves where picture sizes vary."""
     warmup: int = 100
     """Updates over which a stage's learning rate rises."""
     log_every: int = 50
@@ -70,7 +76,7 @@ class Trainer:
     ) -> None:
         """Makes the models; continues `out` if it holds a checkpoint, else begins from the averages of `start`."""
         torch.manual_seed(config.seed)
-        torch.backends.cudnn.benchmark = True  # shapes repeat: a few windows at one picture size
+        torch.backends.cudnn.benchmark = config.tune
         self.config = config
         self.out = out
         self.device = torch.device(config.device)
@@ -95,6 +101,7 @@ class Trainer:
             workers=config.workers,
             first_seed=config.seed * 10_000,
             trace_device=trace_device(self.device),
+            interval=config.interval if self._shares_gpu else 0.0,
         )
         rng = np.random.default_rng([config.seed, self.progress.stage, self.progress.step])
         self.data = Data(pool=pool, captions=captions.to(self.device), rng=rng)
@@ -105,6 +112,11 @@ class Trainer:
     def trainable(self) -> Trainable:
         """The models, as what they can do."""
         return cast(Trainable, self.models)
+
+    @property
+    def _shares_gpu(self) -> bool:
+        """Whether clips are traced on the GPU that trains."""
+        return self.device.type == "cuda" and torch.cuda.device_count() == 1
 
     @property
     def _checkpoint_path(self) -> Path:
@@ -123,7 +135,7 @@ class Trainer:
 
     def _fill(self) -> None:
         started = time.perf_counter()
-        self.producers.fill(self.config.first_clips)
+        self.producers.fill(self.config.first_clips, self.config.first_seconds if self._shares_gpu else 0.0)
         pool, elapsed = self.producers.pool, time.perf_counter() - started
         frames = pool.received * self.config.clips.frames
         pairs = frames * self.config.clips.looks / elapsed
