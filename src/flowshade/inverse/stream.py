@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,10 @@ class Inverted:
     gbuffer: GBuffer
     """The five core channels. Depth is in metres if the scene is one the network knows, else up to one factor."""
     confidence: dict[str, Float[Tensor, "T 1 H W"]]
-    """For each channel, the probability of being right within `TOLERANCES`, [0, 1]."""
+    """For each channel, the probability of being right within `TOLERANCES`, [0, 1]; empty where none is given."""
+    codes: dict[str, Float[Tensor, "T 3 H W"]] = field(default_factory=dict)
+    """For each channel, the planes in [0, 1] that a network of upstream's wrote, as upstream's others take them; empty
+    where there are none."""
 
 
 class Inverse(nn.Module):
@@ -49,8 +52,7 @@ class Inverse(nn.Module):
         Raises:
             ValueError: a focal length that is not positive.
         """
-        if focal is not None and not 0 < focal < float("inf"):
-            raise ValueError(f"the focal length is {focal} of the picture's width; expected a positive number or None.")
+        check_focal(focal)
         self._state, self._size, self._focal = None, None, focal or 0.0
 
     @torch.no_grad()
@@ -62,13 +64,7 @@ class Inverse(nn.Module):
         """
         rgb = frames.rgb
         height, width = rgb.shape[-2:]
-        if self._size not in (None, (height, width)):
-            raise ValueError(
-                f"the stream's pictures are {self._size}, and {(height, width)} came; expected one size. Call reset() "
-                "before a video of another size."
-            )
-        if not torch.isfinite(rgb).all():
-            raise ValueError("got pictures with values that are not finite; expected display sRGB in [0, 1].")
+        check_pictures(rgb, self._size)
         device = next(self.parameters()).device
         padding = (0, -width % STRIDE, 0, -height % STRIDE)
         padded = F.pad(rgb.to(device), padding, mode="replicate").clamp(0, 1)
@@ -82,6 +78,24 @@ class Inverse(nn.Module):
         self.reset(focal=focal)
         for frames in windows:
             yield self.push(frames)
+
+
+def check_focal(focal: float | None) -> None:
+    """Raises ValueError unless a focal length (over the picture's width) is unknown or positive."""
+    if focal is not None and not 0 < focal < float("inf"):
+        raise ValueError(f"the focal length is {focal} of the picture's width; expected a positive number or None.")
+
+
+def check_pictures(rgb: Tensor, size: tuple[int, int] | None) -> None:
+    """Raises ValueError unless pictures are finite and of the stream's size (None at its start)."""
+    height, width = rgb.shape[-2:]
+    if size not in (None, (height, width)):
+        raise ValueError(
+            f"the stream's pictures are {size}, and {(height, width)} came; expected one size. Call reset() before a "
+            "video of another size."
+        )
+    if not torch.isfinite(rgb).all():
+        raise ValueError("got pictures with values that are not finite; expected display sRGB in [0, 1].")
 
 
 def _inverted(estimate: Estimate, height: int, width: int) -> Inverted:
