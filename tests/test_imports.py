@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "codec": {"nn"},
     "renderer": {"nn", "codec"},
     "inverse": {"nn"},
-    "checkpoints": {"codec", "renderer", "inverse"},
+    "checkpoints": {"codec", "renderer", "inverse", "device"},
     "upstream": BELOW_API,
     "budget": BELOW_API,
     "api": {"upstream", *BELOW_API},

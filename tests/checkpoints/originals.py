@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from flowshade.checkpoints.catalogue import Model, alaya_flash, alaya_forward
+from flowshade.checkpoints.catalogue import Model, alaya_flash, alaya_forward, alaya_inverse
 from flowshade.codec.tiny import GroupedEncoderConfig, TinyDecoderConfig
 from flowshade.codec.wan_vae import WanVAEConfig
+from flowshade.inverse.cosmos import CosmosConfig, TokenizerConfig
 from flowshade.renderer.transformer import TransformerConfig
 from flowshade.renderer.upstream import TextEncoderConfig, flash_transformer, forward_transformer
 
@@ -169,4 +171,109 @@ def write_forward(folder: Path) -> dict[str, dict[str, Tensor]]:
     torch.save({vae_name(name): value for name, value in states["vae"].items()}, folder / "Wan2.1_VAE.pth")
     text = {t5_name(name): value.bfloat16() for name, value in states["text_encoder"].items()}
     torch.save(text, folder / "models_t5_umt5-xxl-enc-bf16.pth")
+    return states
+
+
+COSMOS = CosmosConfig(
+    heads=2, head_dim=12, layers=2, mlp_ratio=2, modulation_rank=4, context_dim=6, latent_channels=4,
+    max_size=(16, 24, 24),
+)  # fmt: skip
+TOKENIZER = TokenizerConfig(latent_channels=4, encoder_widths=(4, 4, 6, 6), decoder_widths=(4, 6, 6, 6), layers=1)
+COSMOS_CHUNK = 17
+"""Pictures of a small chunk: 3 latents."""
+
+
+def small_inverse() -> Model:
+    return alaya_inverse(COSMOS, TOKENIZER)
+
+
+def cosmos_name(ours: str) -> str:
+    """Our name for a tensor of the 7B inverse as Cosmos saved it."""
+    ours = ours.removeprefix("transformer.")
+    part = re.search(r"\.(?:norm|attn)([123])\.|\.(ff)\.", ours)
+    number = "" if part is None else str(2 if part[2] else int(part[1]) - 1)
+    ours = re.sub(r"transformer_blocks\.(\d+)\.", rf"blocks.block\1.blocks.{number}.", ours)
+    table = {
+        "norm_out.linear_": "final_layer.adaLN_modulation.",
+        "proj_out": "final_layer.linear",
+        "patch_embed.proj": "x_embedder.proj.1",
+        "time_embed.t_embedder": "t_embedder.1",
+        "time_embed.norm": "affline_norm",
+        "ff.net.0.proj": "block.layer1",
+        "ff.net.2": "block.layer2",
+        "to_q.": "to_q.0.",
+        "to_k.": "to_k.0.",
+        "to_v.": "to_v.0.",
+        "norm_q.": "to_q.1.",
+        "norm_k.": "to_k.1.",
+        "attn1.": "block.attn.",
+        "attn2.": "block.attn.",
+    }
+    for mine, theirs in table.items():
+        ours = ours.replace(mine, theirs)
+    return re.sub(r"norm[123]\.linear_", "adaLN_modulation.", ours)
+
+
+def cosmos_tokenizer_name(ours: str) -> str:
+    """Our name for a tensor of the tokenizer as Cosmos saved it: every convolution is a wrapped one."""
+    ours = re.sub(r"up_blocks\.(\d)", lambda m: f"up.{2 - int(m[1])}", ours).replace("down_blocks", "down")
+    ours = re.sub(r"mid_block\.resnets\.(\d)", lambda m: f"mid.block_{int(m[1]) + 1}", ours)
+    ours = ours.replace("mid_block.attentions.0", "mid.attn_1.0").replace("mid_block.temp_attentions.0", "mid.attn_1.1")
+    ours = re.sub(r"\.attentions\.(\d)", r".attn.\1.0", ours)
+    ours = re.sub(r"\.temp_attentions\.(\d)", r".attn.\1.1", ours)
+    ours = ours.replace("resnets", "block").replace("downsamplers.0", "downsample").replace("upsamplers.0", "upsample")
+    if ".norm." in ours:
+        return ours
+    ours = re.sub(r"conv_s\.(weight|bias)$", r"0.conv3d.\1", ours)
+    ours = re.sub(r"conv_t\.(weight|bias)$", r"1.conv3d.\1", ours)
+    ours = ours.replace("to_out.0", "proj_out").replace("conv_shortcut", "nin_shortcut")
+    ours = re.sub(r"to_([qkv])\.", r"\1.", ours)
+    return ours if "conv3d" in ours else re.sub(r"(weight|bias)$", r"conv3d.\1", ours)
+
+
+class _Holder(nn.Module):
+    """Tensors under dotted names, as a TorchScript archive keeps them."""
+
+    def __init__(self, state: dict[str, Tensor]) -> None:
+        super().__init__()
+        for name, value in state.items():
+            head, dot, rest = name.partition(".")
+            if not dot:
+                self.register_buffer(head, value)
+            elif head not in self._modules:
+                self.add_module(
+                    head, _Holder({n[len(head) + 1 :]: v for n, v in state.items() if n.startswith(f"{head}.")})
+                )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def save_torchscript(state: dict[str, Tensor], path: Path) -> None:
+    torch.jit.save(torch.jit.script(_Holder(state)), str(path))
+
+
+def write_inverse(folder: Path) -> dict[str, dict[str, Tensor]]:
+    """A tiny alaya-inverse in upstream's folders, files and names; returns the states under our names."""
+    model = small_inverse()
+    states = {role: random_state(build(model, role)) for role in ("transformer", "encoder", "decoder")}
+    for name in ("Diffusion_Renderer_Inverse_Cosmos_7B", "Cosmos-Tokenize1-CV8x8x8-720p"):
+        (folder / name).mkdir(parents=True)
+    original = {f"net.{cosmos_name(name)}": value for name, value in states["transformer"].items()}
+    extra = {
+        "net.pos_embedder.seq": torch.arange(24.0),
+        "logvar.0.freqs": torch.zeros(3),
+        "net.blocks.block0.blocks.0.block.attn.attn_op._extra_state": io.BytesIO(b"state"),
+        "net.blocks.block1.blocks.0.block.attn.attn_op._extra_state": torch.zeros(0, dtype=torch.uint8),
+    }
+    torch.save({"model": original | extra}, folder / "Diffusion_Renderer_Inverse_Cosmos_7B" / "model.pt")
+    tokenizer = folder / "Cosmos-Tokenize1-CV8x8x8-720p"
+    for role, fixed in (("encoder", "encoder.patcher3d"), ("decoder", "decoder.unpatcher3d")):
+        state = {cosmos_tokenizer_name(name): value for name, value in states[role].items()}
+        save_torchscript(state | {f"{fixed}.wavelets": torch.ones(2)}, tokenizer / f"{role}.jit")
+    generator = torch.Generator().manual_seed(1)
+    channels = TOKENIZER.latent_channels
+    mean, spread = (torch.randn(channels, 3, generator=generator) * 0.2 for _ in range(2))
+    states["statistics"] = {"mean": mean.flatten(), "std": (spread.exp()).flatten()}
+    torch.save(tuple(states["statistics"].values()), tokenizer / "mean_std.pt")
     return states

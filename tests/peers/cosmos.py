@@ -33,7 +33,9 @@ class PlainCosmos:
         x = patches @ self.state["x_embedder.proj.1.weight"].T
         size = length, height // 2, width // 2
         wave = timestep_wave(time, x.shape[-1])
-        lora = F.silu(wave @ self.state["t_embedder.1.linear_1.weight"].T) @ self.state["t_embedder.1.linear_2.weight"].T
+        lora = (
+            F.silu(wave @ self.state["t_embedder.1.linear_1.weight"].T) @ self.state["t_embedder.1.linear_2.weight"].T
+        )
         level = rms(wave, self.state["affline_norm.weight"])
         context = self.state["context_embedding.weight"][row].expand(b, tokens, -1)
         for layer in range(self.layers):

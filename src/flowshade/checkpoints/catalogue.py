@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,6 +18,14 @@ from flowshade.checkpoints.files import TensorInfo
 from flowshade.checkpoints.keymaps import KeyMap
 from flowshade.codec.tiny import GroupedEncoder, GroupedEncoderConfig, TinyDecoder, TinyDecoderConfig
 from flowshade.codec.wan_vae import WanVAE, WanVAEConfig
+from flowshade.inverse.cosmos import (
+    CosmosConfig,
+    CosmosDecoder,
+    CosmosEncoder,
+    CosmosNetwork,
+    LatentStatistics,
+    TokenizerConfig,
+)
 from flowshade.renderer.transformer import TransformerConfig, WorldTransformer
 from flowshade.renderer.upstream import TextEncoderConfig, flash_transformer, forward_transformer, text_encoder
 
@@ -48,7 +57,8 @@ class Part:
     build: Callable[[Mapping[str, TensorInfo]], nn.Module] | None = None
     """The network, from what the file says of its tensors under our names; None = no weights (a tokenizer)."""
     fingerprint: str | None = None
-    """MD5 over names and shapes (`store.keys_md5`) of the released file, where known."""
+    """MD5 over names and shapes (`store.keys_md5`) of the released file, where known; of Cosmos' files, over what the
+    published code gives without what the key map drops."""
     dtype: torch.dtype = torch.bfloat16
     """What it was released in, as far as its size tells."""
     gigabytes: float = 0.0
@@ -70,6 +80,8 @@ class Model:
     parts: tuple[Part, ...] = ()
     unknown: tuple[str, ...] = ()
     """What upstream has not published."""
+    requires: tuple[tuple[str, str], ...] = ()
+    """Optional packages that its networks need, and the extra that installs them."""
 
     def part(self, role: str) -> Part:
         return next(part for part in self.parts if part.role == role)
@@ -175,6 +187,106 @@ def alaya_flash(
     )
 
 
+def alaya_inverse(network: CosmosConfig | None = None, tokenizer: TokenizerConfig | None = None) -> Model:
+    """AlayaRenderer's inverse, at its own size or a smaller one."""
+    return Model(
+        name="alaya-inverse",
+        title="AlayaRenderer, inverse: 7B, 15 steps a buffer, 57 frames at 704x1280 (arXiv 2604.02329)",
+        licence="see its model page; NVIDIA Open Model License (Cosmos' tokenizer)",
+        parts=(
+            _cosmos_transformer("fine-tune of", Source("Brian9999/world_inverse_renderer", "model.pt"), network),
+            *_cosmos_tokenizer(tokenizer),
+        ),
+        unknown=(
+            "the name, the inner layout and the type of the fine-tune's file (one of another name: --checkpoint PATH)",
+            *_COSMOS_UNKNOWN,
+        ),
+        requires=_COSMOS_REQUIRES,
+    )
+
+
+def cosmos_inverse(network: CosmosConfig | None = None, tokenizer: TokenizerConfig | None = None) -> Model:
+    """NVIDIA's Cosmos DiffusionRenderer, inverse, at its own size or a smaller one."""
+    return Model(
+        name="cosmos-inverse",
+        title="Cosmos DiffusionRenderer, inverse: 7B, 15 steps a buffer, 57 frames at 704x1280 (arXiv 2501.18590)",
+        licence="see its model page; NVIDIA Open Model License (Cosmos' tokenizer)",
+        parts=(
+            _cosmos_transformer("", Source("nvidia/Diffusion_Renderer_Inverse_Cosmos_7B", "model.pt"), network),
+            *_cosmos_tokenizer(tokenizer),
+        ),
+        unknown=_COSMOS_UNKNOWN,
+        requires=_COSMOS_REQUIRES,
+    )
+
+
+_COSMOS_UNKNOWN = (
+    "scale and direction of the depth that it gives",
+    "the layout of mean_std.pt beyond being a pair of tensors; content hashes of the tokenizer",
+)
+_COSMOS_REQUIRES = (("diffusers", "cosmos"),)
+_COSMOS_FOLDER = "Diffusion_Renderer_Inverse_Cosmos_7B"
+_COSMOS_TOKENIZER = "Cosmos-Tokenize1-CV8x8x8-720p"
+
+
+def _cosmos_transformer(relation: str, source: Source, config: CosmosConfig | None) -> Part:
+    return Part(
+        role="transformer",
+        about=f"{relation} Cosmos DiffusionRenderer's inverse transformer".strip(),
+        paths=("model.pt", f"{_COSMOS_FOLDER}/model.pt", f"checkpoints/{_COSMOS_FOLDER}/model.pt", "model.safetensors"),
+        sources=(source,),
+        keymaps=(keymaps.COSMOS_INVERSE,),
+        build=lambda info: CosmosNetwork(config or CosmosConfig()),
+        fingerprint="aa0768addd55318073a7d267a566b7d8" if config is None else None,
+        dtype=torch.float32,
+        gigabytes=28.9,
+    )
+
+
+def _cosmos_tokenizer(config: TokenizerConfig | None) -> tuple[Part, Part, Part]:
+    channels = (config or TokenizerConfig()).latent_channels
+
+    def part(role: str, about: str, name: str, **rest: Any) -> Part:
+        folders = ("", f"{_COSMOS_TOKENIZER}/", f"../{_COSMOS_TOKENIZER}/", f"checkpoints/{_COSMOS_TOKENIZER}/")
+        paths = tuple(f"{folder}{name}" for folder in folders)
+        return Part(role=role, about=about, paths=paths, sources=(Source(f"nvidia/{_COSMOS_TOKENIZER}", name),), **rest)
+
+    encoder = part(
+        "encoder",
+        "the encoder of Cosmos' tokenizer",
+        "encoder.jit",
+        keymaps=(keymaps.COSMOS_ENCODER,),
+        build=lambda info: CosmosEncoder(config or TokenizerConfig()),
+        fingerprint="00a9fedac935c2978f57498e0e944e2c" if config is None else None,
+        gigabytes=0.09,
+    )
+    decoder = part(
+        "decoder",
+        "the decoder of Cosmos' tokenizer",
+        "decoder.jit",
+        keymaps=(keymaps.COSMOS_DECODER,),
+        build=lambda info: CosmosDecoder(config or TokenizerConfig()),
+        fingerprint="85d82602b78a9c28303106dff58080d8" if config is None else None,
+        gigabytes=0.13,
+    )
+    statistics = part(
+        "statistics",
+        "mean and standard deviation of the tokenizer's latents",
+        "mean_std.pt",
+        keymaps=(keymaps.COSMOS_STATISTICS,),
+        build=lambda info: LatentStatistics(statistics_shape(info, channels), channels),
+        gigabytes=0.00001,
+    )
+    return encoder, decoder, statistics
+
+
+def statistics_shape(info: Mapping[str, TensorInfo], channels: int) -> tuple[int, ...]:
+    """The shape that a file gives its latents' statistics, if it is one of `channels` rows; else the plainest."""
+    mean = info.get("mean")
+    fits = mean is not None and torch.Size(mean.shape).numel() % channels == 0
+    return mean.shape if mean is not None and fits else (channels, 8)
+
+
 def flash_config_of(config: TransformerConfig, info: Mapping[str, TensorInfo]) -> TransformerConfig:
     """A configuration with what the weights tell: channels of the past, and whether its keys are amplified."""
     short = info.get("patch_short.weight")
@@ -231,5 +343,5 @@ TINY_DECODER = KeyMap(name="Flowshade's TinyDecoder", rules=((r"(conv_in|conv_ou
 COMPACT = Model(
     name="compact", title="Flowshade's own: 2 steps, any size, CPU and GPU; in the package", licence="Apache-2.0"
 )
-MODELS = {model.name: model for model in (COMPACT, alaya_forward(), alaya_flash())}
+MODELS = {model.name: model for model in (COMPACT, alaya_forward(), alaya_flash(), alaya_inverse(), cosmos_inverse())}
 """Models by name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,7 +43,11 @@ def diagnose(model: Model | None, folder: Path | None = None) -> Iterator[Findin
     if model is None or not model.parts:
         yield _compact()
         return
-    for part in model.parts:
+    lacking = [requirement for requirement in model.requires if importlib.util.find_spec(requirement[0]) is None]
+    for package, extra in lacking:
+        text = f"not installed, and {model.name} needs it; mend it: pip install 'flowshade[{extra}]', then look again"
+        yield Finding("bad", package, text)
+    for part in model.parts if not lacking else ():  # without it the files cannot be held against their networks
         yield from _part(model, part, folder)
     for unknown in model.unknown:
         yield Finding("note", model.name, f"not published: {unknown}")

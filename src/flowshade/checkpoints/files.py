@@ -1,12 +1,14 @@
-"""Other people's weights on disk, read without running anything: safetensors, sharded or not, and `.pth` files.
+"""Other people's weights on disk, read without running anything: safetensors, sharded or not, `.pth` and TorchScript.
 
 Files are memory-mapped. Nothing is read but names, types and shapes until a tensor is asked for.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
+import warnings
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from flowshade.errors import CheckpointError
 
-PICKLES = (".pth", ".pt", ".bin", ".ckpt")
+PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".jit")
 INDEX = ".index.json"
 NESTED = ("generator_ema", "generator", "model", "state_dict", "module")
 """Where trainers put the state inside a `.pt` file, the preferred first."""
@@ -63,21 +65,13 @@ class TensorFile(ABC):
         """Numbers in all tensors together."""
         return sum(torch.Size(info.shape).numel() for info in self.info.values())
 
-    @property
-    def dtypes(self) -> dict[torch.dtype, int]:
-        """How many numbers of each type."""
-        counts: dict[torch.dtype, int] = {}
-        for info in self.info.values():
-            counts[info.dtype] = counts.get(info.dtype, 0) + torch.Size(info.shape).numel()
-        return counts
-
 
 def open_tensors(path: Path | str) -> TensorFile:
     """Opens weights: a `.safetensors` file, an `.index.json` with its shards, a folder that holds either, or a `.pth`.
 
     Raises:
         CheckpointError: nothing there, an unknown kind, a file that is cut short, a shard that is missing, or a
-            pickle that holds anything but tensors.
+            pickle that holds anything but tensors. A TorchScript archive's tensors are read, its program is not run.
     """
     path = Path(path)
     if path.is_dir():
@@ -147,7 +141,7 @@ class _Shards(TensorFile):
 class _Pickle(TensorFile):
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._state = _unwrap(_load_pickle(path), path)
+        self._state = _load_torchscript(path) if _is_torchscript(path) else _unwrap(_load_pickle(path), path)
         self.info = {name: TensorInfo(tuple(value.shape), value.dtype) for name, value in self._state.items()}
 
     def get(self, name: str) -> Tensor:
@@ -156,7 +150,9 @@ class _Pickle(TensorFile):
 
 def _load_pickle(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        # Transformer Engine's layers leave bytes in a buffer beside their tensors; nothing reads them.
+        with torch.serialization.safe_globals([io.BytesIO]):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         if "weights_only" not in str(error).lower() and "unsupported" not in str(error).lower():
             raise CheckpointError(_unreadable(path, "PyTorch", error)) from error
@@ -169,8 +165,29 @@ def _load_pickle(path: Path) -> Any:
         raise CheckpointError(_unreadable(path, "PyTorch", error)) from error
 
 
+def _is_torchscript(path: Path) -> bool:
+    """Whether a file is an archive of TorchScript, whatever it is called: those hold a program beside the tensors."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/constants.pkl") for name in archive.namelist())
+    except zipfile.BadZipFile:  # an older kind of pickle, or a damaged file, which its reader then tells
+        return False
+
+
+def _load_torchscript(path: Path) -> dict[str, Tensor]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the format is old, and so are the released files
+            module = torch.jit.load(str(path), map_location="cpu")
+    except RuntimeError as error:
+        raise CheckpointError(_unreadable(path, "TorchScript", error)) from error
+    return dict(module.state_dict())
+
+
 def _unwrap(loaded: Any, path: Path) -> dict[str, Tensor]:
-    """The state inside what a trainer saved."""
+    """The state inside what a trainer saved; tensors of a sequence are called by their number."""
+    if isinstance(loaded, (list, tuple)) and all(isinstance(value, Tensor) for value in loaded):
+        loaded = {str(index): value for index, value in enumerate(loaded)}
     while isinstance(loaded, dict) and not any(isinstance(value, Tensor) for value in loaded.values()):
         inner = next((loaded[name] for name in NESTED if isinstance(loaded.get(name), dict)), None)
         if inner is None:

@@ -1,6 +1,7 @@
 """From the tensor names that others saved to ours. Tensors are renamed, never reshaped; what no rule names is an error.
 
-Sources: the released files of Wan 2.1 and umt5-xxl as DiffSynth names them, and diffusers' and transformers' classes.
+Sources: the released files of Wan 2.1 and umt5-xxl as DiffSynth names them, diffusers' and transformers' classes, and
+for Cosmos the published code (nv-tlabs/cosmos1-diffusion-renderer).
 """
 
 from __future__ import annotations
@@ -42,6 +43,20 @@ class KeyMap:
         renamed = {name: self.rename(name)[1] for name in names}
         found = {ours: name for name, ours in renamed.items() if ours is not None}
         return found | {other: found[name] for name, other in self.tied if name in found}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubstringMap(KeyMap):
+    """A naming whose parts are replaced one kind after another, in the names that `rules` know."""
+
+    replacements: tuple[tuple[str, str], ...]
+    """Regular expression and replacement, all applied, in this order."""
+
+    def rename(self, name: str) -> tuple[bool, str | None]:
+        known, ours = super().rename(name)
+        for pattern, replacement in self.replacements if ours is not None else ():
+            ours = re.sub(pattern, replacement, ours or "")
+        return known, ours
 
 
 def clean_name(name: str, prefixes: Iterable[str] = PREFIXES) -> str:
@@ -219,3 +234,78 @@ def _taehv_rules() -> tuple[tuple[str, str | None], ...]:
 
 
 TAEHV = KeyMap(name="TAEHV", rules=_taehv_rules())
+
+_COSMOS_BLOCK = r"blocks\.block(\d+)\.blocks\."
+_OUR_BLOCK = r"transformer.transformer_blocks.\1."
+
+
+def _cosmos_block_rules() -> tuple[tuple[str, str], ...]:
+    """A block's three parts, self-attention, cross-attention and feed-forward; the original counts them from 0."""
+    rules: list[tuple[str, str]] = []
+    for part in range(3):
+        theirs, number = f"{_COSMOS_BLOCK}{part}", part + 1
+        rules.append((rf"{theirs}\.adaLN_modulation\.([12])\.weight", rf"{_OUR_BLOCK}norm{number}.linear_\2.weight"))
+        if part == 2:
+            rules.append((rf"{theirs}\.block\.layer1\.weight", rf"{_OUR_BLOCK}ff.net.0.proj.weight"))
+            rules.append((rf"{theirs}\.block\.layer2\.weight", rf"{_OUR_BLOCK}ff.net.2.weight"))
+            continue
+        attention, ours = rf"{theirs}\.block\.attn\.", rf"{_OUR_BLOCK}attn{number}."
+        rules.append((rf"{attention}to_([qkv])\.0\.weight", rf"{ours}to_\2.weight"))
+        rules.append((rf"{attention}to_([qk])\.1\.weight", rf"{ours}norm_\2.weight"))
+        rules.append((rf"{attention}to_out\.0\.weight", rf"{ours}to_out.0.weight"))
+    return tuple(rules)
+
+
+COSMOS_INVERSE = KeyMap(
+    name="Cosmos DiffusionRenderer",
+    rules=(
+        (r".*\._extra_state|(pos_embedder|logvar|conditioner)\..*", None),  # computed, or of training alone
+        (r"x_embedder\.proj\.1\.weight", "transformer.patch_embed.proj.weight"),
+        (r"t_embedder\.1\.linear_([12])\.weight", r"transformer.time_embed.t_embedder.linear_\1.weight"),
+        (r"affline_norm\.weight", "transformer.time_embed.norm.weight"),
+        (r"final_layer\.adaLN_modulation\.([12])\.weight", r"transformer.norm_out.linear_\1.weight"),
+        (r"final_layer\.linear\.weight", "transformer.proj_out.weight"),
+        (r"context_embedding\.weight", r"\g<0>"),
+        *_cosmos_block_rules(),
+    ),
+)
+
+_COSMOS_LEVELS = 3
+"""Of the tokenizer's decoder, which the original counts from the finest."""
+_COSMOS_REPLACEMENTS = (
+    (r"\.down\.(\d+)\.", r".down_blocks.\1."),
+    *((rf"\.up\.{level}\.", f".up_blocks.{_COSMOS_LEVELS - 1 - level}.") for level in range(_COSMOS_LEVELS)),
+    (r"\.block\.(\d+)\.", r".resnets.\1."),
+    (r"\.attn\.(\d+)\.0\.", r".attentions.\1."),
+    (r"\.attn\.(\d+)\.1\.", r".temp_attentions.\1."),
+    (r"\.downsample\.", ".downsamplers.0."),
+    (r"\.upsample\.", ".upsamplers.0."),
+    (r"mid\.block_1\.", "mid_block.resnets.0."),
+    (r"mid\.block_2\.", "mid_block.resnets.1."),
+    (r"mid\.attn_1\.0\.", "mid_block.attentions.0."),
+    (r"mid\.attn_1\.1\.", "mid_block.temp_attentions.0."),
+    (r"\.([qkv])\.conv3d\.", r".to_\1."),
+    (r"\.proj_out\.conv3d\.", ".to_out.0."),
+    (r"\.0\.conv3d\.", ".conv_s."),
+    (r"\.1\.conv3d\.", ".conv_t."),
+    (r"nin_shortcut\.conv3d\.", "conv_shortcut."),
+    (r"\.conv3d\.", "."),
+)
+_COSMOS_ENDS = r"(.*\.)?(conv3d|norm)\.(weight|bias)"
+COSMOS_ENCODER = SubstringMap(
+    name="Cosmos' tokenizer",
+    rules=(
+        (r"encoder\.patcher3d\..*", None),
+        (rf"(encoder\.(conv_in|down|mid|norm_out|conv_out)|quant_conv)\.{_COSMOS_ENDS}", r"\g<0>"),
+    ),
+    replacements=_COSMOS_REPLACEMENTS,
+)
+COSMOS_DECODER = SubstringMap(
+    name="Cosmos' tokenizer",
+    rules=(
+        (r"decoder\.unpatcher3d\..*", None),
+        (rf"(decoder\.(conv_in|mid|up|norm_out|conv_out)|post_quant_conv)\.{_COSMOS_ENDS}", r"\g<0>"),
+    ),
+    replacements=_COSMOS_REPLACEMENTS,
+)
+COSMOS_STATISTICS = KeyMap(name="a pair of tensors", rules=((r"0|mean", "mean"), (r"1|std", "std")))

@@ -107,6 +107,9 @@ def examine(part: Part, path: Path) -> Examined:
             f"{path} holds {len(unknown)} tensors that {part.about} does not have ({_listed(unknown)}). It is another "
             "version: use a newer Flowshade, or report these names."
         )
+    elif dropped := {name for name in cleaned if naming.rename(name)[1] is None}:
+        kept = {name: file.info[raw] for name, raw in cleaned.items() if name not in dropped}
+        result.fingerprint = keys_md5(kept)  # pyright: ignore[reportArgumentType]
     _check_types(result)
     if part.build is not None:
         _check_shapes(result, part.build)
@@ -148,7 +151,7 @@ def load_part(
         _assign(network, name, file.get(theirs).to(device=device, dtype=dtype))
     left = [name for name, value in [*network.named_parameters(), *network.named_buffers()] if value.is_meta]
     assert not left, left
-    return network.eval().requires_grad_(False)
+    return network.to(device).eval().requires_grad_(False)  # what no file holds, such as a fixed filter, moves here
 
 
 def examine_overlay(part: Part, path: Path, base: Examined) -> Examined:
@@ -185,6 +188,10 @@ def recognise(names: Mapping[str, str], examined: Examined) -> str | None:
         ("a Wan VAE", (keymaps.WAN_VAE, keymaps.WAN_VAE_DIFFUSERS)),
         ("a umt5 text encoder", (keymaps.UMT5, keymaps.UMT5_TRANSFORMERS)),
         ("a tiny video decoder (TAEHV)", (keymaps.TAEHV, catalogue.TINY_DECODER)),
+        ("a transformer of Cosmos DiffusionRenderer", (keymaps.COSMOS_INVERSE,)),
+        ("the encoder of Cosmos' tokenizer", (keymaps.COSMOS_ENCODER,)),
+        ("the decoder of Cosmos' tokenizer", (keymaps.COSMOS_DECODER,)),
+        ("the statistics of latents", (keymaps.COSMOS_STATISTICS,)),
     ]
     for kind, maps in kinds:
         if any(not naming.unknown(names) for naming in maps):
@@ -203,7 +210,9 @@ def _naming(maps: tuple[KeyMap, ...], names: Mapping[str, str]) -> KeyMap:
 
 
 def _check_types(result: Examined) -> None:
-    counts = result.file.dtypes
+    counts: dict[torch.dtype, int] = {}
+    for info in result.info.values():
+        counts[info.dtype] = counts.get(info.dtype, 0) + torch.Size(info.shape).numel()
     wrong = [dtype for dtype in counts if dtype not in FLOAT_TYPES]
     if wrong:
         result.problems.append(
@@ -211,7 +220,7 @@ def _check_types(result: Examined) -> None:
             "or converted by another tool: use the released file."
         )
         return
-    main = max(counts, key=lambda dtype: counts[dtype])
+    main = max(counts, key=lambda dtype: counts[dtype], default=result.part.dtype)
     if main != result.part.dtype:
         result.notes.append(
             f"{result.path.name} is {_type_names([main])}; released as {_type_names([result.part.dtype])}, as far as "
@@ -251,9 +260,12 @@ def _type_names(types: Iterable[torch.dtype]) -> str:
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in types)
 
 
+_LAYER = r"(?:encoder\.|transformer\.transformer_)?blocks?\.(\d+)\."
+
+
 def _layers(names: Mapping[str, object]) -> int:
     """Transformer layers that names speak of."""
-    found = {int(match[1]) for name in names if (match := re.match(r"(?:encoder\.)?blocks?\.(\d+)\.", name))}
+    found = {int(match[1]) for name in names if (match := re.match(_LAYER, name))}
     return len(found)
 
 

@@ -294,12 +294,10 @@ def _tokenizer(config: TokenizerConfig) -> Any:
 
 
 def _fill_wavelets(half: nn.Module) -> None:
-    """Gives the fixed Haar filter values: no file holds it, and a network built without memory has none."""
+    """Gives the fixed filters' signs their values: no file holds them, and a network built on meta has none."""
     for module in half.modules():
-        if isinstance(getattr(module, "wavelets", None), Tensor) and module.wavelets.is_meta:
-            with torch.device("cpu"):
-                module.wavelets = torch.full((2,), 0.5**0.5)
-                module._arange = torch.arange(2)
+        if isinstance(getattr(module, "_arange", None), Tensor) and module._arange.is_meta:
+            module._arange = torch.arange(2, device="cpu")
 
 
 def _missing(error: ImportError) -> MissingDependencyError:

@@ -1,0 +1,85 @@
+"""The 7B inverse from its files: AlayaRenderer's fine-tune, or NVIDIA's Cosmos DiffusionRenderer itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from flowshade.checkpoints.catalogue import MODELS, Model
+from flowshade.checkpoints.loading import find_parts, load_part
+from flowshade.device import choose_device
+from flowshade.inverse.cosmos import CosmosDecoder, CosmosEncoder, CosmosNetwork, LatentStatistics
+from flowshade.inverse.diffusion import DiffusionConfig, DiffusionInverse
+
+ALAYA_INVERSE, COSMOS_INVERSE = "alaya-inverse", "cosmos-inverse"
+DIFFUSION_INVERSES = (ALAYA_INVERSE, COSMOS_INVERSE)
+"""Names of inverses that `load_diffusion_inverse` loads."""
+
+
+def load_alaya_inverse(
+    path: Path | str | None = None,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    config: DiffusionConfig | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> DiffusionInverse:
+    """AlayaRenderer's inverse; arguments and errors are those of `load_diffusion_inverse`."""
+    return load_diffusion_inverse(ALAYA_INVERSE, path, device=device, dtype=dtype, config=config, progress=progress)
+
+
+def load_cosmos_inverse(
+    path: Path | str | None = None,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    config: DiffusionConfig | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> DiffusionInverse:
+    """Cosmos DiffusionRenderer's inverse; arguments and errors are those of `load_diffusion_inverse`."""
+    return load_diffusion_inverse(COSMOS_INVERSE, path, device=device, dtype=dtype, config=config, progress=progress)
+
+
+def load_diffusion_inverse(
+    model: Model | str,
+    path: Path | str | None = None,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    config: DiffusionConfig | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> DiffusionInverse:
+    """Loads a 7B inverse, strictly.
+
+    Args:
+        model: one of `DIFFUSION_INVERSES`, or a model of the same parts.
+        path: the folder of its files (upstream's `checkpoints`, too), or its transformer's file with the tokenizer's
+            folder beside it; None looks where `models pull` puts them.
+        device: where it runs; None takes a GPU when there is one.
+        dtype: type of weights and activations; None takes bfloat16 on a GPU and float32 on a CPU. The tokenizer stays
+            float32 on a CPU, where PyTorch lacks a pooling that it needs in other types.
+        config: how it is run, by default as upstream runs it; its name is replaced by the model's.
+        progress: see `DiffusionInverse`.
+
+    Raises:
+        CheckpointError: files that are missing, or are not what they should be.
+        MissingDependencyError: diffusers cannot be imported.
+        FlowshadeError: an unknown device.
+    """
+    model = MODELS[model] if isinstance(model, str) else model
+    config = dataclasses.replace(config or DiffusionConfig(), name=model.name)
+    chosen = choose_device(device)
+    dtype = dtype or (torch.bfloat16 if chosen.type == "cuda" else torch.float32)
+    paths = find_parts(model, None if path is None else Path(path))
+    home = torch.device("cpu") if config.offload else chosen
+    codec_dtype = torch.float32 if chosen.type == "cpu" else dtype
+    network = load_part(model.part("transformer"), paths["transformer"], device=home, dtype=dtype)
+    encoder = load_part(model.part("encoder"), paths["encoder"], device=home, dtype=codec_dtype)
+    decoder = load_part(model.part("decoder"), paths["decoder"], device=home, dtype=codec_dtype)
+    statistics = load_part(model.part("statistics"), paths["statistics"], dtype=torch.float32)
+    assert isinstance(network, CosmosNetwork) and isinstance(encoder, CosmosEncoder)
+    assert isinstance(decoder, CosmosDecoder) and isinstance(statistics, LatentStatistics)
+    return DiffusionInverse(network, encoder, decoder, statistics, config, device=chosen, progress=progress)
