@@ -98,14 +98,14 @@ def test_sampling_is_the_plain_loop(buffer: str) -> None:
 def test_a_chunk_is_encoded_normalised_sampled_and_decoded() -> None:
     """The whole way written out, for a video of one chunk."""
     inverse, rgb = make(), video(17)
-    (made,) = inverse.invert([Frames(rgb=rgb)])
+    made = codes(list(inverse.invert([Frames(rgb=rgb)])), "normal")
     mean = inverse.statistics.mean.bfloat16().float()[None, :, :, None, None]
     std = inverse.statistics.std.bfloat16().float()[None, :, :, None, None]
     z = (inverse.encoder((rgb * 2 - 1).transpose(0, 1)[None]) - mean) / std * 0.5
     inverse.reset()
     x = inverse.denoise(inverse._noise("normal", z), z, "normal")
     out = inverse.decoder(x / 0.5 * std + mean)[0].transpose(0, 1)
-    torch.testing.assert_close(made.codes["normal"], (out.clamp(-1, 1) + 1) / 2, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(made, (out.clamp(-1, 1) + 1) / 2, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("cuts", [(1,) * 30, (16, 2, 12), (7, 23), (18, 12)])
