@@ -13,12 +13,16 @@ from flowshade import budget
 from flowshade.budget import GIB, Cost, card, count, plan
 from flowshade.cli import main
 from flowshade.errors import FlowshadeError
+from flowshade.inverse.cosmos import CosmosConfig, TokenizerConfig
 from flowshade.renderer.upstream import flash_transformer
 
 FLASH = flash_transformer(
     latent_channels=4, buffer_channels=20, heads=2, head_dim=12, rope_dims=(4, 4, 4), layers=6, ffn_dim=32,
     text_dim=16, freq_dim=16,
 )  # fmt: skip
+
+SMALL_COSMOS = CosmosConfig(heads=2, head_dim=12, layers=5, mlp_ratio=2, modulation_rank=4, context_dim=6)
+SMALL_TOKENIZER = TokenizerConfig(encoder_widths=(4, 4, 6, 6), decoder_widths=(4, 6, 6, 6), layers=1)
 
 
 def meta(*shape: int) -> Tensor:
@@ -119,3 +123,32 @@ def test_this_machine_is_measured() -> None:
     rates = budget.measure_rates(torch.device("cpu"))
     assert min(rates.linear, rates.conv, rates.attention) > 1e8
     assert rates.memory is None
+
+
+def test_the_inverse_costs_what_its_shapes_say() -> None:
+    """The 7B by hand: tokens times a layer's matrices, and attention over all tokens; that to one token costs nothing."""
+    config = CosmosConfig(layers=2)
+    cost, weights = budget._cosmos_step_cost(config, 8, (88, 160), torch.bfloat16)
+    tokens, width = 8 * 44 * 80, 4096
+    per_token = 2 * (4 * width**2 + 2 * 4 * width**2) + (132 + 64) * width  # two layers; patches in and out
+    assert cost.linear == pytest.approx(2 * tokens * per_token, rel=0.001)
+    assert cost.attention == 2 * 4 * width * tokens**2
+    assert cost.peak > 2 * 4 * tokens * width  # the widest layer alone
+    assert weights > 2 * 2 * 16 * width**2
+
+
+def test_an_inverse_s_plans() -> None:
+    def plans(frames: int) -> list[budget.Plan]:
+        found = budget.inverse_plans((64, 96), frames, torch.float32, None, SMALL_COSMOS, SMALL_TOKENIZER)
+        return list(found)
+
+    short, long = plans(57), plans(57 + 40 * 3)
+    assert [stage.name for stage in short[0].stages] == ["encode video", "denoise", "decode"]
+    assert [plan.peak for plan in short] == sorted((plan.peak for plan in short), reverse=True)
+    assert [plan.peak for plan in long] == [plan.peak for plan in short]
+    rates = card("h200")
+    assert long[0].seconds(rates) == pytest.approx(4 * short[0].seconds(rates))
+    assert plans(58)[0].seconds(rates) == pytest.approx(2 * short[0].seconds(rates))
+    assert [plan.settings["offload"] for plan in short] == ["no", "yes", "yes", "yes"]
+    with pytest.raises(FlowshadeError, match="up to 1920x1920 pixels, and 2160x3840 were asked for"):
+        plan("cosmos-inverse", size=(2160, 3840), frames=1)

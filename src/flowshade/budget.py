@@ -1,4 +1,4 @@
-"""What a render needs: memory and time by stage, predicted by running the real networks without any data.
+"""What a render or an inverse needs: memory and time by stage, predicted by running the real networks without data.
 
 Networks run on PyTorch's meta device, where tensors have shapes and no values, while one mode counts floating-point
 operations and another adds up what is alive. Nothing here repeats a network's arithmetic, so nothing can drift from it.
@@ -26,6 +26,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from flowshade.codec.tiny import GroupedEncoder, TinyDecoder
 from flowshade.codec.wan_vae import Tiling, WanVAE
 from flowshade.errors import FlowshadeError
+from flowshade.inverse.cosmos import (
+    COSMOS_STRIDE,
+    FRAMES_PER_COSMOS_LATENT,
+    PIXEL_MULTIPLE,
+    CosmosConfig,
+    CosmosDecoder,
+    CosmosEncoder,
+    CosmosNetwork,
+    TokenizerConfig,
+)
+from flowshade.inverse.diffusion import DiffusionConfig
 from flowshade.provenance import hardware
 from flowshade.renderer.flash import FlashConfig
 from flowshade.renderer.memory import HistoryMemory
@@ -42,7 +53,9 @@ FRAGMENTATION = 1.1
 """Allocated memory that cannot be used, of what is used."""
 TEXT_ENCODER_VALUES = 5.681e9
 TEXT_ENCODER = "text encoder"
-MODELS = ("compact", "alaya-forward", "alaya-flash")
+INVERSES = ("alaya-inverse", "cosmos-inverse")
+"""Models of one network, and so of one cost."""
+MODELS = ("compact", "alaya-forward", "alaya-flash", *INVERSES)
 WIDTH_OF_PROMPT = 24
 """Tokens of a typical caption, for the compact model."""
 
@@ -198,6 +211,7 @@ def plan(
             f"multiples of {multiple}."
         )
     makers = {"compact": compact_plans, "alaya-forward": forward_plans, "alaya-flash": flash_plans}
+    makers |= dict.fromkeys(INVERSES, inverse_plans)
     last = None
     for last in makers[model](size, frames, dtype, steps):
         if memory is None or last.peak <= memory:
@@ -258,6 +272,74 @@ def _forward_plan(
         *(Stage(name=name, cost=cost, weights=own, resident=kept + held + cost.peak) for name, cost, own, held in rows),
     )
     settings = {"window": config.window, "text-device": text_device, "tiles": "30x52", "steps": config.steps}
+    return Plan(settings=settings, stages=stages, frames=frames)
+
+
+def inverse_plans(
+    size: tuple[int, int],
+    frames: int,
+    dtype: torch.dtype,
+    steps: int | None = None,
+    network: CosmosConfig | None = None,
+    tokenizer: TokenizerConfig | None = None,
+) -> Iterator[Plan]:
+    """The 7B inverse's plans: all networks kept on the GPU, then each there for its turn only, then shorter chunks.
+
+    `size` is what the network works at; pictures of other sizes are resized to it and back.
+
+    Raises:
+        FlowshadeError: a size beyond the network's positions.
+        MissingDependencyError: diffusers cannot be imported.
+    """
+    network, tokenizer = network or CosmosConfig(), tokenizer or TokenizerConfig()
+    most = tuple(COSMOS_STRIDE * length for length in network.max_size[1:])
+    if any(length > limit for length, limit in zip(size, most)):
+        raise FlowshadeError(
+            f"the 7B inverse works at up to {most[0]}x{most[1]} pixels, and {size[0]}x{size[1]} were asked for; give "
+            f"a smaller size in multiples of {PIXEL_MULTIPLE}."
+        )
+    defaults = DiffusionConfig()
+    for chunk, overlap, offload in (
+        (defaults.chunk, defaults.overlap, False),
+        (defaults.chunk, defaults.overlap, True),
+        (33, 9, True),
+        (17, 9, True),
+    ):
+        config = dataclasses.replace(
+            defaults, steps=steps or defaults.steps, chunk=chunk, overlap=overlap, offload=offload, size=size
+        )
+        yield _inverse_plan(frames, dtype, config, network, tokenizer)
+
+
+def _inverse_plan(
+    frames: int, dtype: torch.dtype, config: DiffusionConfig, network: CosmosConfig, tokenizer: TokenizerConfig
+) -> Plan:
+    assert config.size is not None
+    h, w = (length // COSMOS_STRIDE for length in config.size)
+    step, network_bytes = _drawn_on(
+        lambda layers: _cosmos_step_cost(dataclasses.replace(network, layers=layers), config.latents, (h, w), dtype),
+        network.layers,
+    )
+    encode, encoder_bytes = _tokenizer_cost("encode", tokenizer, config.latents, (h, w), dtype)
+    decode, decoder_bytes = _tokenizer_cost("decode", tokenizer, config.latents, (h, w), dtype)
+    chunks = 1 + max(math.ceil((frames - config.chunk) / (config.chunk - config.overlap)), 0)
+    passes = len(config.buffers)
+    video = _bytes(dtype, 3, config.chunk, *config.size)
+    latents = _bytes(torch.float32, network.latent_channels, config.latents, h, w)
+    rows = (
+        ("encode video", encode.times(chunks), encoder_bytes, 3 * video),
+        ("denoise", step.times(config.steps * passes * chunks), network_bytes, (passes + 5) * latents),
+        ("decode", decode.times(passes * chunks), decoder_bytes, (passes + 1) * latents + 3 * video),
+    )
+    kept = sum(own for _, _, own, _ in rows)
+    stages = tuple(
+        Stage(name=name, cost=cost, weights=own, resident=(own if config.offload else kept) + held + cost.peak)
+        for name, cost, own, held in rows
+    )
+    settings = {
+        "chunk": config.chunk, "overlap": config.overlap, "steps": config.steps, "buffers": passes,
+        "offload": "yes" if config.offload else "no",
+    }  # fmt: skip
     return Plan(settings=settings, stages=stages, frames=frames)
 
 
@@ -410,7 +492,7 @@ class _FusedAttention(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is F.scaled_dot_product_attention:
-            queries, keys = args[0], args[1]
+            queries, keys = (args[0], args[1]) if args else (kwargs["query"], kwargs["key"])
             self.flops += 4.0 * queries.numel() * keys.shape[-2]
             return torch.empty_like(queries)
         return function(*args, **(kwargs or {}))
@@ -463,6 +545,34 @@ def _vae_cost(what: str, latents: int, tile: tuple[int, int], dtype: torch.dtype
         return count(lambda: vae.decode_next(_meta(dtype, 1, 16, latents, *tile), {})), _weight_bytes(vae)
     rgb = _meta(dtype, 1, 3, FRAMES_PER_LATENT * (latents - 1) + 1, tile[0] * 8, tile[1] * 8)
     return count(lambda: vae.encode_next(rgb, {})), _weight_bytes(vae)
+
+
+@cache
+def _cosmos_step_cost(
+    config: CosmosConfig, latents: int, size: tuple[int, int], dtype: torch.dtype
+) -> tuple[Cost, float]:
+    """One evaluation of the 7B inverse's network, and the bytes of its weights."""
+    with torch.device("meta"):
+        network = CosmosNetwork(config).to(dtype)
+    x = _meta(dtype, 1, config.latent_channels, latents, *size)
+    return count(lambda: network(x, x, _meta(torch.float32, 1), "normal")), _weight_bytes(network)
+
+
+@cache
+def _tokenizer_cost(
+    what: str, config: TokenizerConfig, latents: int, size: tuple[int, int], dtype: torch.dtype
+) -> tuple[Cost, float]:
+    """A chunk through one half of Cosmos' tokenizer, and the bytes of its weights."""
+    if what == "decode":
+        with torch.device("meta"):
+            decoder = CosmosDecoder(config).to(dtype).to("meta")
+        given = _meta(dtype, 1, config.latent_channels, latents, *size)
+        return count(lambda: decoder(given)), _weight_bytes(decoder)
+    with torch.device("meta"):
+        encoder = CosmosEncoder(config).to(dtype).to("meta")
+    frames = FRAMES_PER_COSMOS_LATENT * (latents - 1) + 1
+    rgb = _meta(dtype, 1, 3, frames, *(COSMOS_STRIDE * length for length in size))
+    return count(lambda: encoder(rgb)), _weight_bytes(encoder)
 
 
 def _text_cost(prompts: int, resident: float) -> Cost:

@@ -516,7 +516,9 @@ def alaya(
 
 @app.command
 def budget(
-    model: Annotated[str, arg(metavar="NAME", help="compact, alaya-forward or alaya-flash.")] = "compact",
+    model: Annotated[
+        str, arg(metavar="NAME", help="compact, alaya-forward, alaya-flash, alaya-inverse or cosmos-inverse.")
+    ] = "compact",
     size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "480x832",
     frames: Annotated[int, arg(metavar="N", help="How many.")] = 81,
     gpu_memory: Annotated[
