@@ -126,7 +126,7 @@ def test_this_machine_is_measured() -> None:
 
 
 def test_the_inverse_costs_what_its_shapes_say() -> None:
-    """The 7B by hand: tokens times a layer's matrices, and attention over all tokens; that to one token costs nothing."""
+    """The 7B by hand: tokens times a layer's matrices, and attention over all tokens; the buffer's costs nothing."""
     config = CosmosConfig(layers=2)
     cost, weights = budget._cosmos_step_cost(config, 8, (88, 160), torch.bfloat16)
     tokens, width = 8 * 44 * 80, 4096

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from flowshade.checkpoints.inverse import DIFFUSION_INVERSES
 from flowshade.codec.tiny import GroupedEncoder, TinyDecoder
 from flowshade.codec.wan_vae import Tiling, WanVAE
 from flowshade.errors import FlowshadeError
@@ -53,9 +54,7 @@ FRAGMENTATION = 1.1
 """Allocated memory that cannot be used, of what is used."""
 TEXT_ENCODER_VALUES = 5.681e9
 TEXT_ENCODER = "text encoder"
-INVERSES = ("alaya-inverse", "cosmos-inverse")
-"""Models of one network, and so of one cost."""
-MODELS = ("compact", "alaya-forward", "alaya-flash", *INVERSES)
+MODELS = ("compact", "alaya-forward", "alaya-flash", *DIFFUSION_INVERSES)
 WIDTH_OF_PROMPT = 24
 """Tokens of a typical caption, for the compact model."""
 
@@ -211,7 +210,7 @@ def plan(
             f"multiples of {multiple}."
         )
     makers = {"compact": compact_plans, "alaya-forward": forward_plans, "alaya-flash": flash_plans}
-    makers |= dict.fromkeys(INVERSES, inverse_plans)
+    makers |= dict.fromkeys(DIFFUSION_INVERSES, inverse_plans)  # one network, one cost
     last = None
     for last in makers[model](size, frames, dtype, steps):
         if memory is None or last.peak <= memory:

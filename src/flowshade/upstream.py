@@ -18,6 +18,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from flowshade.checkpoints.catalogue import MODELS, Model
+from flowshade.checkpoints.inverse import DIFFUSION_INVERSES, load_diffusion_inverse
 from flowshade.checkpoints.loading import examine, find_parts, load_part
 from flowshade.codec.tiny import GroupedEncoder, TinyDecoder
 from flowshade.codec.wan_vae import WanVAE
@@ -25,12 +26,13 @@ from flowshade.device import choose_device
 from flowshade.errors import FlowshadeError, PromptError, StyleError
 from flowshade.gbuffer.io import ClipError, ClipReader, VideoWriter, open_clip
 from flowshade.gbuffer.io.coding import Coding
+from flowshade.inverse.diffusion import DiffusionConfig
 from flowshade.renderer.flash import FlashConfig, FlashRenderer
 from flowshade.renderer.teacher import NEGATIVE_PROMPT, STYLES, ForwardTeacher, TeacherConfig, fit, style_prompt
 from flowshade.renderer.transformer import TextContext, WorldTransformer
 from flowshade.renderer.umt5 import Umt5Encoder
 from flowshade.renderer.upstream import BUFFERS
-from flowshade.types import GBuffer
+from flowshade.types import Frames, GBuffer
 
 FLASH, FORWARD = "alaya-flash", "alaya-forward"
 TOP = 255
@@ -352,6 +354,8 @@ def check_render(model: Model, paths: Mapping[str, Path], device: torch.device |
     frames = 5 if model.name == FORWARD else 8
     shape = (frames, 3, *CHECK_SIZE)
     planes = {name: torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8) for name in BUFFERS}
+    if model.name in DIFFUSION_INVERSES:
+        return _check_inverse(model, paths, chosen, generator)
     if model.name == FORWARD:
         config = TeacherConfig(steps=2, tiling=None)
         teacher = load_teacher(model, paths, config, device=chosen, dtype=torch.float32)
@@ -362,7 +366,22 @@ def check_render(model: Model, paths: Mapping[str, Path], device: torch.device |
         flash = load_flash(folder if folder.is_file() else folder.parent, device=chosen, dtype=torch.float32).renderer
         flash.set_text(_random_text(flash.transformer, generator))
         pictures = flash.push(planes, steps=2).to_uint8()
-    pictures = pictures.cpu()
+    return _summary(pictures.cpu())
+
+
+def _check_inverse(
+    model: Model, paths: Mapping[str, Path], device: torch.device, generator: torch.Generator
+) -> dict[str, str]:
+    """The planes that an inverse makes of 9 random pictures, 2 steps a buffer."""
+    config = DiffusionConfig(steps=2, chunk=9, overlap=0, size=None)
+    inverse = load_diffusion_inverse(model, paths["transformer"], device=device, dtype=torch.float32, config=config)
+    made = list(inverse.invert([Frames(rgb=torch.rand(config.chunk, 3, *CHECK_SIZE, generator=generator))]))
+    planes = torch.cat([value for part in made for value in part.codes.values()])
+    return _summary((planes * 255).round().to(torch.uint8))
+
+
+def _summary(pictures: UInt8[Tensor, "..."]) -> dict[str, str]:
+    """Mean, spread and hash of 8-bit values."""
     values = pictures.double()
     digest = hashlib.sha256(pictures.numpy().tobytes()).hexdigest()
     return {"mean": f"{float(values.mean()):.4f}", "std": f"{float(values.std()):.4f}", "sha256": digest}

@@ -20,6 +20,7 @@ from flowshade.checkpoints.store import keys_md5
 from flowshade.errors import CheckpointError
 from flowshade.inverse.diffusion import DiffusionConfig
 from flowshade.types import Frames
+from flowshade.upstream import check_render
 from tests.checkpoints.originals import (
     COSMOS_CHUNK,
     build,
@@ -219,6 +220,12 @@ def test_a_torchscript_s_program_is_not_run(tmp_path: Path) -> None:
     file = open_tensors(tmp_path / "renamed.pt")
     assert list(file.info) == ["encoder.conv_in.0.conv3d.bias"]
     assert torch.equal(file.get("encoder.conv_in.0.conv3d.bias"), torch.ones(2))
+
+
+def test_owners_of_weights_get_a_small_result_to_compare(released) -> None:
+    folder, _ = released
+    first, second = (check_render(small_inverse(), find_parts(small_inverse(), folder)) for _ in range(2))
+    assert first == second and float(first["std"]) > 1
 
 
 def test_a_check_leaves_out_what_is_dropped(released) -> None:

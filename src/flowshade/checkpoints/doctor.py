@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from flowshade.checkpoints.catalogue import Model, Part
+from flowshade.checkpoints.catalogue import FINGERPRINTS, Model, Part
 from flowshade.checkpoints.files import TensorFile
 from flowshade.checkpoints.loading import examine, find_part, missing_sentence, models_folder
 from flowshade.checkpoints.store import default_weights, load_renderer_file
@@ -115,9 +115,9 @@ def _part(model: Model, part: Part, folder: Path | None) -> Iterator[Finding]:
         yield Finding("bad", part.role, problem)
     if not examined.problems:
         file = examined.file
-        known = (
-            "as released" if part.fingerprint == examined.fingerprint else f"fingerprint {examined.fingerprint[:12]}"
-        )
+        known = f"fingerprint {examined.fingerprint[:12]}"
+        if part.fingerprint == examined.fingerprint:
+            known = "as released" if examined.fingerprint in FINGERPRINTS else "names and shapes of the published code"
         text = f"{path}: {len(file.info)} tensors, {file.values / 1e6:.1f}M values, {file.bytes / 1e9:.2f} GB, {known}"
         yield Finding("good", part.role, text)
     for note in examined.notes:
