@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,6 +144,18 @@ def test_the_tokenizer_s_halves_are_diffusers_whole() -> None:
     torch.testing.assert_close(encoder(rgb), z, atol=0, rtol=0)
     torch.testing.assert_close(decoder(z), whole.decode(z).sample, atol=0, rtol=0)
     assert decoder(z).shape == rgb.shape
+
+
+def test_diffusers_is_not_spoilt_by_a_first_import_without_memory() -> None:
+    """Networks are built on meta before they are loaded; diffusers makes its table of filters when it is imported."""
+    code = (
+        "import torch\n"
+        "from flowshade.inverse.cosmos import CosmosEncoder\n"
+        "with torch.device('meta'):\n    encoder = CosmosEncoder()\n"
+        "from diffusers.models.autoencoders.autoencoder_kl_cosmos import AutoencoderKLCosmos, _WAVELETS\n"
+        "assert not any(value.is_meta for value in [*_WAVELETS.values(), *encoder.buffers()])\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_positions_are_sines_then_cosines_of_time_height_and_width() -> None:

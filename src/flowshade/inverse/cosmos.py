@@ -254,7 +254,8 @@ class LatentStatistics(nn.Module):
 
 def _transformer(config: CosmosConfig) -> Any:
     try:
-        from diffusers.models.transformers.transformer_cosmos import CosmosTransformer3DModel
+        with torch.device("cpu"):  # a module's own tables are made where it is first imported
+            from diffusers.models.transformers.transformer_cosmos import CosmosTransformer3DModel
     except ImportError as error:
         raise _missing(error) from error
     transformer: Any = CosmosTransformer3DModel(
@@ -282,7 +283,8 @@ def _transformer(config: CosmosConfig) -> Any:
 
 def _tokenizer(config: TokenizerConfig) -> Any:
     try:
-        from diffusers.models.autoencoders.autoencoder_kl_cosmos import AutoencoderKLCosmos
+        with torch.device("cpu"):  # the table of filters is made where the module is first imported
+            from diffusers.models.autoencoders.autoencoder_kl_cosmos import AutoencoderKLCosmos
     except ImportError as error:
         raise _missing(error) from error
     return AutoencoderKLCosmos(
