@@ -194,7 +194,9 @@ def alaya_inverse(network: CosmosConfig | None = None, tokenizer: TokenizerConfi
         title="AlayaRenderer, inverse: 7B, 15 steps a buffer, 57 frames at 704x1280 (arXiv 2604.02329)",
         licence="see its model page; NVIDIA Open Model License (Cosmos' tokenizer)",
         parts=(
-            _cosmos_transformer("AlayaRenderer's fine-tune of", Source("Brian9999/world_inverse_renderer", "model.pt"), network),
+            _cosmos_transformer(
+                "AlayaRenderer's fine-tune of", Source("Brian9999/world_inverse_renderer", "model.pt"), network
+            ),
             *_cosmos_tokenizer(tokenizer),
         ),
         unknown=(
