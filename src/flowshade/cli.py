@@ -17,6 +17,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from flowshade.errors import FlowshadeError
+from flowshade.evaluation.vlm.command import add_commands as add_vlm_commands
 
 if TYPE_CHECKING:
     from flowshade.checkpoints.catalogue import Model
@@ -26,6 +27,7 @@ app = tyro.extras.SubcommandApp()
 world_app = tyro.extras.SubcommandApp()
 models_app = tyro.extras.SubcommandApp()
 data_app = tyro.extras.SubcommandApp()
+eval_app = tyro.extras.SubcommandApp()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -821,6 +823,10 @@ class _Lines:
         rate = done / (now - self._began)
         left = (total - done) / rate
         print(f"{self._task} {done}/{total}, {rate:.1f} {self._unit}/s, {left:.0f} s left", file=sys.stderr, flush=True)
+
+
+add_vlm_commands(eval_app, _progress)
+app.command(eval_app, name="eval", help="Evaluation: a vision-language judge, measures without references.")
 
 
 if __name__ == "__main__":
