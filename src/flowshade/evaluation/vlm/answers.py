@@ -105,8 +105,8 @@ class AnswerFile:
                 raise ValueError("status and ranks disagree")
         except (ValueError, TypeError, KeyError) as error:
             raise FlowshadeError(
-                f"{self.path}, line {number} is no answer ({error}); expected what this command writes. Remove the line "
-                "to have its question asked again."
+                f"{self.path}, line {number} is no answer ({error}); expected what this command writes. Remove the "
+                "line to have its question asked again."
             ) from error
         return answer
 
