@@ -155,10 +155,15 @@ def self_agreement(repeats: dict[str, list[dict[str, float]]], seed: int) -> dic
 
 
 def mean_with_interval(values: Sequence[float], seed: int) -> dict:
-    """`mean`, and `low` and `high` of its 95% bootstrap interval; all None without a finite value."""
+    """`mean`, and `low` and `high` of its 95% bootstrap interval.
+
+    Without a finite value all are None; of a single one there is no interval.
+    """
     finite = np.array([value for value in values if math.isfinite(value)])[:, None]
     if not len(finite):
         return {"mean": None, "low": None, "high": None}
+    if len(finite) == 1:
+        return {"mean": float(finite[0, 0]), "low": None, "high": None}
     low, high = bootstrap_mean(finite, seed=seed)
     return {"mean": float(finite.mean()), "low": float(low[0]), "high": float(high[0])}
 

@@ -119,8 +119,8 @@ class Endpoint:
             )
         if url.username or url.password or url.query or url.fragment:
             raise EndpointError(
-                "--base-url holds a user, a password, a query or a fragment; expected scheme, host, port and path only. "
-                f"Put the key into the environment variable {KEY_VARIABLE}."
+                "--base-url holds a user, a password, a query or a fragment; expected scheme, host, port and path "
+                f"only. Put the key into the environment variable {KEY_VARIABLE}."
             )
         for name, value in (("timeout", self.timeout), ("tries", self.tries), ("max_tokens", self.max_tokens)):
             if not value > 0:
@@ -266,8 +266,8 @@ class HttpJudge:
             raise PassingError(said, retry_after(answer.headers.get("Retry-After")))
         if 300 <= answer.status < 400:
             raise EndpointError(
-                f"{self.endpoint.base_url} sends requests elsewhere, which is not followed because of the key; expected "
-                "an address that answers itself. Give the final --base-url."
+                f"{self.endpoint.base_url} sends requests elsewhere, which is not followed because of the key; "
+                "expected an address that answers itself. Give the final --base-url."
             )
         hints = {401: "Check the key's variable.", 403: "Check the key's rights.", 404: "Check --base-url and --judge."}
         hint = hints.get(answer.status, "Check the model's name, its limits and the options.")

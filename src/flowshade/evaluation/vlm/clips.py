@@ -243,7 +243,8 @@ class OpenClip:
     @property
     def size(self) -> tuple[int, int]:
         """Height and width of the footage."""
-        return tuple(self.rgb.read(0, 1).shape[1:3])
+        height, width = self.rgb.read(0, 1).shape[1:3]
+        return height, width
 
     def __enter__(self) -> OpenClip:
         return self

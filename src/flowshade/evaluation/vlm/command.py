@@ -66,7 +66,7 @@ def add_commands(group: Any, progress: Progress) -> None:
         temperature: Annotated[
             float, arg(metavar="X", help="Of the endpoint's model; below 0 leaves it to the endpoint.")
         ] = 0.0,
-        max_tokens: Annotated[int, arg(metavar="N", help="Of an answer; models that think first need thousands.")] = 400,
+        max_tokens: Annotated[int, arg(metavar="N", help="Of an answer; models that think need thousands.")] = 400,
         max_tokens_name: Annotated[
             Literal["max_tokens", "max_completion_tokens"], arg(help="What the endpoint calls that limit.")
         ] = "max_tokens",
@@ -83,7 +83,7 @@ def add_commands(group: Any, progress: Progress) -> None:
             Path | None, arg(metavar="CSV", help="Ranks by people: clip,channel,axis,method,rank[,rater].")
         ] = None,
         device: Annotated[str, arg(metavar="NAME", help="Of a local model: auto, cpu, cuda or cuda:N.")] = "auto",
-        keep_grids: Annotated[bool, arg(help="Keep every picture that is shown, not only one question of a kind.")] = False,
+        keep_grids: Annotated[bool, arg(help="Keep all pictures shown, not one question of a kind.")] = False,
         dry_run: Annotated[bool, arg(help="Write example grids, say what it would cost, and stop.")] = False,
         yes: Annotated[bool, arg(help="Send without asking first.")] = False,
     ) -> None:  # fmt: skip

@@ -7,17 +7,19 @@ These are measures of our own and no scores of a vision-language model. Each can
   the optical flow of the RGB (DIS; Kroeger et al. 2016, arXiv 1603.03590), where the flow is consistent there and back
   and the RGB is itself explained by it, after Lai et al. 2018 (arXiv 1808.00449). Normals and depth also change because
   the camera moves.
-- `shading_leak_<channel>`: mean gradient at edges of shading (brightness changes, chromaticity does not) over that at
-  edges of reflectance (chromaticity changes), in the manner of Retinex (Grosse et al. 2009). 0 is free of shading; the
-  RGB itself has the value under `rgb`.
+- `shading_leak_<channel>` of roughness and metallic: mean gradient at edges of shading (brightness changes,
+  chromaticity does not) over that at edges of reflectance (chromaticity changes), in the manner of Retinex (Grosse et
+  al. 2009). 0 is free of shading. Not of albedo: borders between greys look like shading, and the true albedo of a test
+  clip scored worse than the picture itself.
 - `detail_<channel>`: mean gradient at edges of reflectance, in display values; near 0 for a map that shows nothing.
-- `light_follow`: the slope of the change of log albedo over the change of log RGB between matched pixels of frames: 0 if
-  albedo stays when light or exposure changes, 1 if it is a copy of the picture.
+- `light_follow`: the slope of the change of log albedo over the change of log RGB between matched pixels of frames: 0
+  if albedo stays when light or exposure changes, 1 if it is a copy of the picture.
 - `chromaticity_change`: mean change of albedo's chromaticity between matched pixels, over that of the RGB.
 - `normal_depth_angle`: mean angle in degrees between the normals and those that the depth implies; needs a camera or a
   field of view, and leaves out the largest jumps of depth.
 - `relight_residual`: what albedo times a light fitted to each frame (second-order spherical harmonics over the normal,
-  Ramamoorthi and Hanrahan 2001; least squares) leaves unexplained of the linear RGB, as a share of its variance.
+  Ramamoorthi and Hanrahan 2001; least squares) leaves unexplained of the linear RGB, as a share of its variance. A copy of the picture as albedo leaves nothing, so that it
+  is read with `light_follow`.
 """
 
 from __future__ import annotations
@@ -44,8 +46,10 @@ from flowshade.gbuffer.view import channel_picture
 from flowshade.types import CORE_CHANNELS, GBuffer
 
 Measures = dict[str, float]
-SHADED = ("albedo", "roughness", "metallic")
-"""Channels that shading must not show in."""
+MATERIALS = ("albedo", "roughness", "metallic")
+"""Channels that change where materials do."""
+SHADED = ("roughness", "metallic")
+"""Of these the ones whose `shading_leak` tells something."""
 DARKEST = 0.02
 """Linear values below this are noise; ratios of them say nothing."""
 MATCH_PIXELS = 1.0
@@ -149,7 +153,7 @@ def _fitted(size: tuple[int, int], longest: int) -> tuple[int, int]:
 
 
 def measure_pictures(rgb: UInt8[Tensor, "T H W 3"]) -> Measures:
-    """The RGB taken as albedo: what a method that does nothing would get."""
+    """The RGB taken as albedo, to compare `detail_albedo` with."""
     means = Means()
     display = rgb.permute(0, 3, 1, 2).float() / 255
     for picture in display:
@@ -181,7 +185,7 @@ def measure_buffers(
             means.add(f"warp_error_{name}", difference, match.where)
     for index, picture in enumerate(display):
         edges = Edges(picture)
-        for name in SHADED:
+        for name in MATERIALS:
             if name in shown:
                 _add_edges(means, name, shown[name][index], edges)
     if gbuffer.albedo is not None:
@@ -327,7 +331,7 @@ def write_measures(out: Path, found: dict[str, dict[str, Measures]], seed: int) 
 
 def _markdown(methods: Sequence[str], names: Sequence[str], means: dict, clips: int) -> str:
     lines = [
-        f"Consistency with the footage, mean of {clips} clips (95% bootstrap interval). No scores of a judge; lower is "
+        f"Consistency with the footage, mean over clips ({clips} in all) with 95% bootstrap intervals. No scores of a judge; lower is "
         "better except `detail`, which must not be near 0.",
         "",
         "| measure | " + " | ".join(methods) + " |",
@@ -342,4 +346,5 @@ def _markdown(methods: Sequence[str], names: Sequence[str], means: dict, clips: 
 def _cell(value: dict) -> str:
     if value["mean"] is None:
         return "-"
-    return f"{value['mean']:.3g} ({value['low']:.3g} to {value['high']:.3g})"
+    interval = "" if value["low"] is None else f" ({value['low']:.3g} to {value['high']:.3g})"
+    return f"{value['mean']:.3g}{interval}"

@@ -73,8 +73,8 @@ class Grid:
         best = max(grids, key=lambda grid: (grid.tile, -grid.columns * grid.rows, grid.columns))
         if min(best.tile) < 16:
             raise ValueError(
-                f"a grid of {tiles} tiles within {longest} pixels leaves {best.tile[0]}x{best.tile[1]} a tile; expected "
-                "at least 16. Give a larger --longest-side or fewer methods."
+                f"a grid of {tiles} tiles within {longest} pixels leaves {best.tile[0]}x{best.tile[1]} a tile; "
+                "expected at least 16. Give a larger --longest-side or fewer methods."
             )
         return best
 

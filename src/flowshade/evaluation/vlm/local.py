@@ -45,10 +45,11 @@ class LocalJudge:
             model = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype, local_files_only=True)
         except (OSError, ValueError, ImportError) as error:
             raise EndpointError(
-                f"the judge {name!r} cannot be loaded ({' '.join(str(error).split())[:300]}); expected the folder of an "
-                "image-text model, or the name of one in the Hugging Face cache. Download it first: hf download NAME"
+                f"the judge {name!r} cannot be loaded ({' '.join(str(error).split())[:300]}); expected the folder of "
+                "an image-text model, or the name of one in the Hugging Face cache. Download it first: hf download NAME"
             ) from error
-        return LocalJudge(model.to(device).eval(), processor, name=name, max_tokens=max_tokens)
+        model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
+        return LocalJudge(model.eval(), processor, name=name, max_tokens=max_tokens)
 
     def ask(self, turns: Sequence[Turn]) -> Reply:
         import torch

@@ -30,7 +30,8 @@ WHAT_IS_SHOWN = {
     "black is sky",
     "depth": "depth, up to one factor of scale a method: near is bright, far is dark, sky is black",
     "roughness": "roughness: black is mirror-smooth, white is fully matt",
-    "metallic": "metallic: white is bare metal, black is anything else (paint, plastic, wood, stone, cloth, skin, glass)",
+    "metallic": "metallic: white is bare metal, black is anything else (paint, plastic, wood, stone, cloth, skin, "
+    "glass)",
 }
 
 QUESTIONS: dict[Axis, str] = {
@@ -50,13 +51,13 @@ SYSTEM = (
     "the pictures. You answer with one JSON object and nothing else."
 )
 
-PROMPT = """The {count} pictures are moments of one clip in order of time. Each is a grid: the tile "RGB" is the camera's picture, \
-the tiles {listed} are estimates by {methods} methods of one map of that moment. The map is {shown}.
+PROMPT = """The {count} pictures are moments of one clip in order of time. Each is a grid: the tile "RGB" is the \
+camera's picture, the tiles {listed} are estimates by {methods} methods of one map of that moment. The map is {shown}.
 
 {question}
 
-Rank all methods from best to worst: 1 is the best. Methods that are equally good get the same rank. Names and places of \
-tiles mean nothing.
+Rank all methods from best to worst: 1 is the best. Methods that are equally good get the same rank. Names and places \
+of tiles mean nothing.
 
 Answer with one JSON object of this form, with every method once, and nothing else:
 {{"reason": "one or two sentences", "ranks": {{{example}}}}}"""

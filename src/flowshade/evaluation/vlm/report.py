@@ -20,7 +20,7 @@ from flowshade.evaluation.vlm.agreement import (
 from flowshade.evaluation.vlm.answers import STATUSES, Answer
 from flowshade.evaluation.vlm.protocol import VERSION
 from flowshade.evaluation.vlm.run import CONTROL, Plan
-from flowshade.evaluation.vlm.statistics import bootstrap_mean, friedman, holm, wilcoxon
+from flowshade.evaluation.vlm.statistics import friedman, holm, wilcoxon
 from flowshade.gbuffer.io.outputs import replacing
 
 FEW_CLIPS = 10
@@ -77,9 +77,7 @@ def _table(plan: Plan, answers: Sequence[Answer], human: Sequence[HumanRank]) ->
     methods, seed = plan.methods, plan.trial.seed
     clips = {clip: {m: float(np.mean([x[m] for x in given])) for m in methods} for clip, given in repeats.items()}
     blocks = np.array([[ranks[method] for method in methods] for ranks in clips.values()])  # [clips, methods]
-    low, high = bootstrap_mean(blocks, seed=seed)
-    means = blocks.mean(0)
-    ranks = {m: {"mean": float(means[i]), "low": float(low[i]), "high": float(high[i])} for i, m in enumerate(methods)}
+    ranks = {method: mean_with_interval(list(blocks[:, index]), seed) for index, method in enumerate(methods)}
     test = friedman(blocks)
     channel, axis = answers[0].question["channel"], answers[0].question["axis"]
     return {
@@ -120,8 +118,7 @@ def _place_bias(answers: Sequence[Answer], seed: int) -> dict[str, Any]:
     if not by_clip:
         return {"ranks": [], "friedman_p": None}
     blocks = np.array([np.mean(ranks, 0) for ranks in by_clip.values()])  # [clips, places]
-    low, high = bootstrap_mean(blocks, seed=seed)
-    places = [{"mean": float(m), "low": float(a), "high": float(b)} for m, a, b in zip(blocks.mean(0), low, high)]
+    places = [mean_with_interval(list(place), seed) for place in blocks.T]
     test = friedman(blocks)
     return {"ranks": places, "friedman_p": None if test is None else test.p}
 
@@ -188,7 +185,8 @@ def _rank_table(found: dict[str, Any]) -> list[str]:
 def _interval(value: dict[str, float | None] | None) -> str:
     if value is None or value["mean"] is None:
         return "-"
-    return f"{value['mean']:.2f} ({value['low']:.2f} to {value['high']:.2f})"
+    interval = "" if value["low"] is None else f" ({value['low']:.2f} to {value['high']:.2f})"
+    return f"{value['mean']:.2f}{interval}"
 
 
 def _detail(table: dict[str, Any]) -> list[str]:
@@ -208,8 +206,8 @@ def _detail(table: dict[str, Any]) -> list[str]:
         between = people.get("between_raters")
         ceiling = "" if between is None else f"; {people['raters']} people among themselves {between:.2f}"
         lines.append(
-            f"- Agrees with people on {people['clips']} clips: Kendall tau {_interval(people['kendall'])}, Spearman rho "
-            f"{_interval(people['spearman'])}{ceiling}"
+            f"- Agrees with people on {people['clips']} clips: Kendall tau {_interval(people['kendall'])}, Spearman "
+            f"rho {_interval(people['spearman'])}{ceiling}"
         )
     return [*lines, ""]
 

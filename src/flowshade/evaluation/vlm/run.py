@@ -273,7 +273,7 @@ class Run:
         return AnswerFile(self.out / "answers.jsonl")
 
     def ask(self, judge: Judge, file: AnswerFile, *, parallel: int, progress: Callable[[int, int], None]) -> None:
-        """Writes the plan, then asks all that is not answered yet; every answer is on disk before the next progress is told.
+        """Writes the plan, then asks all that is not answered yet; answers are on disk before progress is told.
 
         Args:
             judge: whom.
