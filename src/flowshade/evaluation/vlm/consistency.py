@@ -18,8 +18,8 @@ These are measures of our own and no scores of a vision-language model. Each can
 - `normal_depth_angle`: mean angle in degrees between the normals and those that the depth implies; needs a camera or a
   field of view, and leaves out the largest jumps of depth.
 - `relight_residual`: what albedo times a light fitted to each frame (second-order spherical harmonics over the normal,
-  Ramamoorthi and Hanrahan 2001; least squares) leaves unexplained of the linear RGB, as a share of its variance. A copy of the picture as albedo leaves nothing, so that it
-  is read with `light_follow`.
+  Ramamoorthi and Hanrahan 2001; least squares) leaves unexplained of the linear RGB, as a share of its variance.
+  A copy of the picture as albedo leaves nothing, so read it with `light_follow`.
 """
 
 from __future__ import annotations
@@ -331,8 +331,8 @@ def write_measures(out: Path, found: dict[str, dict[str, Measures]], seed: int) 
 
 def _markdown(methods: Sequence[str], names: Sequence[str], means: dict, clips: int) -> str:
     lines = [
-        f"Consistency with the footage, mean over clips ({clips} in all) with 95% bootstrap intervals. No scores of a judge; lower is "
-        "better except `detail`, which must not be near 0.",
+        f"Consistency with the footage, mean over clips ({clips} in all) with 95% bootstrap intervals. No scores of "
+        "a judge; lower is better except `detail`, which must not be near 0.",
         "",
         "| measure | " + " | ".join(methods) + " |",
         "|---" * (len(methods) + 1) + "|",

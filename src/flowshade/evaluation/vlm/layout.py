@@ -58,7 +58,9 @@ class Grid:
 
     @staticmethod
     def fit(methods: int, picture: tuple[int, int], longest: int) -> Grid:
-        """The grid that shows tiles largest within a square of `longest` pixels; tiles are not enlarged.
+        """The grid that shows tiles largest within a square of `longest` pixels, as square as that allows.
+
+        Tiles are not enlarged.
 
         Args:
             methods: how many, besides the RGB.
@@ -70,7 +72,7 @@ class Grid:
         """
         tiles = methods + 1
         grids = [_sized(tiles, columns, picture, longest) for columns in range(1, tiles + 1)]
-        best = max(grids, key=lambda grid: (grid.tile, -grid.columns * grid.rows, grid.columns))
+        best = max(grids, key=lambda grid: (grid.tile, -max(grid.size), -grid.rows * grid.columns))
         if min(best.tile) < 16:
             raise ValueError(
                 f"a grid of {tiles} tiles within {longest} pixels leaves {best.tile[0]}x{best.tile[1]} a tile; "
