@@ -92,13 +92,15 @@ def fails(status: int, body: object = None, **headers: str) -> Answering:
 
 
 def drips(handler: Handler, body: dict) -> None:
-    """A byte now and then, for ever: no socket's own timeout ends this."""
+    """A byte now and then, which no socket's own timeout ends, and after 3 s a whole reply."""
+    data = json.dumps(completion("dripped")).encode()
     handler.send_response(200)
-    handler.send_header("Content-Length", "100000")
+    handler.send_header("Content-Length", str(60 + len(data)))
     handler.end_headers()
-    for _ in range(200):
+    for _ in range(60):
         handler.wfile.write(b" ")
         time.sleep(0.05)
+    handler.wfile.write(data)
 
 
 def hangs_up(handler: Handler, body: dict) -> None:
@@ -150,4 +152,8 @@ def contest_folders(tmp_path: Path) -> dict[str, Path]:
 def textured() -> torch.Tensor:
     """Linear albedo [3, 48, 80] of coloured patches."""
     generator = torch.Generator().manual_seed(1)
-    return srgb_to_linear(torch.rand(3, 6, 10, generator=generator) * 0.8 + 0.1).repeat_interleave(8, 1).repeat_interleave(8, 2)
+    return (
+        srgb_to_linear(torch.rand(3, 6, 10, generator=generator) * 0.8 + 0.1)
+        .repeat_interleave(8, 1)
+        .repeat_interleave(8, 2)
+    )

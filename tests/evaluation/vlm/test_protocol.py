@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 
@@ -23,11 +24,14 @@ GOOD = '{"reason": "x", "ranks": {"A": 2, "B": 1, "C": 3}}'
 LABELS = ("A", "B", "C")
 
 
-def test_as_many_repeats_as_methods_put_each_in_every_place_once() -> None:
+def test_repeats_balance_places_and_who_stands_first() -> None:
     methods = ["p", "q", "r", "s"]
-    orders = [drawn_order(methods, 5, "clip/albedo/semantic", repeat) for repeat in range(4)]
+    orders = [drawn_order(methods, 5, "clip/albedo/semantic", repeat) for repeat in range(8)]
     for place in range(4):
-        assert sorted(order[place] for order in orders) == methods
+        assert sorted(order[place] for order in orders) == sorted(2 * methods)
+    for count in (2, 4, 8):
+        for a, b in itertools.combinations(methods, 2):
+            assert sum(order.index(a) < order.index(b) for order in orders[:count]) == count / 2
 
 
 def test_orders_follow_the_seed_and_the_question_only() -> None:

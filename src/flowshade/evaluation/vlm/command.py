@@ -46,7 +46,7 @@ def add_commands(group: Any, progress: Progress) -> None:
             tuple[Literal["semantic", "appearance", "temporal"], ...], arg(help="In which respects.")
         ] = ("semantic", "appearance", "temporal"),
         clips: Clips = (),
-        repeats: Annotated[int, arg(metavar="N", help="Times each question is asked, in other orders.")] = 3,
+        repeats: Annotated[int, arg(metavar="N", help="Times each question is asked, in other orders; best even.")] = 4,
         pictures: Annotated[int, arg(metavar="N", help="Moments that a question shows.")] = 4,
         stride: Annotated[int, arg(metavar="N", help="Frames between moments on the temporal axis.")] = 2,
         longest_side: Annotated[int, arg(metavar="PX", help="Of a grid, at most.")] = 1280,

@@ -31,8 +31,9 @@ def labels(count: int) -> tuple[str, ...]:
 def drawn_order(methods: Sequence[str], seed: int, question: str, repeat: int) -> tuple[str, ...]:
     """The methods in the order in which a question shows them.
 
-    The first repeat's order is a shuffle by the seed and the question; each further repeat moves it on by one, so that
-    with as many repeats as methods each stands once in every place (a Latin square).
+    The first repeat's order is a shuffle by the seed and the question, the second its reverse, so that over the two no
+    method stands before another more often than behind it. The next two are the first two moved on by one place, and
+    so on: with twice as many repeats as methods each stands twice in every place.
 
     Args:
         methods: their names; the order given does not matter.
@@ -43,8 +44,9 @@ def drawn_order(methods: Sequence[str], seed: int, question: str, repeat: int) -
     order = sorted(methods)
     key = hashlib.sha256(f"{seed}\0{question}".encode()).digest()
     random.Random(int.from_bytes(key[:8], "big")).shuffle(order)
-    shift = repeat % len(order)
-    return tuple(order[shift:] + order[:shift])
+    shift = (repeat // 2) % len(order)
+    moved = order[shift:] + order[:shift]
+    return tuple(moved if repeat % 2 == 0 else reversed(moved))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,8 +54,8 @@ class Trial:
 
     channels: tuple[str, ...] = DEFAULT_CHANNELS
     axes: tuple[Axis, ...] = AXES
-    repeats: int = 3
-    """Times each question is asked, in other orders."""
+    repeats: int = 4
+    """Times each question is asked, in other orders; even numbers balance them (`drawn_order`)."""
     pictures: int = 4
     """Moments a question shows."""
     stride: int = 2
@@ -312,7 +312,9 @@ class Run:
                 pool.shutdown(wait=True, cancel_futures=True)
                 for future in running:  # what was paid for is kept
                     if not future.cancelled() and future.exception() is None:
-                        file.add(future.result())
+                        answer = future.result()
+                        if answer.key not in file.answers:
+                            file.add(answer)
                 raise
 
     def _prepared(self, left: Sequence[Question]) -> Iterator[tuple[Question, tuple[bytes, ...]]]:
