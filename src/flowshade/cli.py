@@ -601,6 +601,195 @@ def data_generate(
 app.command(data_app, name="data", help="Datasets of recorded clips.")
 
 
+EvalOutput = Annotated[
+    Path, arg(name="output", aliases=["-o"], metavar="DIR", help="The results' folder; a run that was stopped goes on.")
+]
+EvalModel = Annotated[str, arg(metavar="NAME", help="A model's name, or the path of its .safetensors file.")]
+EvalSteps = Annotated[int | None, arg(metavar="N", help="Denoising steps a window; by default the model's own.")]
+EvalWindow = Annotated[int, arg(metavar="N", help="Frames rendered together, a multiple of 4.")]
+EvalLooks = Annotated[tuple[str, ...], arg(metavar="NAME", help="Looks (see: flowshade world list).")]
+EvalPred = Annotated[
+    Path | None, arg(metavar="DIR", help="Score these videos (CLIP.LOOK.mp4, or folders of PNG) instead of a model.")
+]
+EvalEvery = Annotated[int, arg(metavar="N", help="LPIPS and the Frechet distance look at every N-th frame.")]
+SIX = ("sunny", "overcast", "sunset", "night", "fog", "snow")
+
+
+@eval_app.command(name="worlds")
+def eval_worlds(
+    output: EvalOutput,
+    worlds: Annotated[int, arg(metavar="N", help="How many held-out worlds.")] = 4,
+    frames: Annotated[int, arg(metavar="N", help="Frames of each.")] = 16,
+    kinds: Annotated[tuple[str, ...], arg(metavar="KIND", help="Kinds of world, taken in turn.")] = ("street", "hills"),
+    looks: EvalLooks = SIX,
+    size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "240x416",
+    reference: Annotated[
+        Literal["direct", "paths"], arg(help="The reference: direct light, or path-traced.")
+    ] = "direct",
+    pred: EvalPred = None,
+    model: EvalModel = "compact",
+    steps: EvalSteps = None,
+    window: EvalWindow = 8,
+    seed: Annotated[int, arg(metavar="N", help="Of the stream's noise.")] = 0,
+    lpips_every: EvalEvery = 4,
+    controls: Annotated[bool, arg(help="Also measure ladders of wordings and answers to changed prompts.")] = True,
+    device: Device = "auto",
+) -> None:
+    """Held-out worlds in canonical looks, against the traced reference."""
+    from flowshade.device import choose_device
+    from flowshade.evaluation.suites import HeldOutWorlds
+    from flowshade.evaluation.worlds import WorldSuite
+
+    asked = WorldSuite(
+        worlds=worlds,
+        frames=frames,
+        kinds=kinds,
+        looks=_known_looks(looks),
+        size=_parse_size(size),
+        reference=reference,
+    )
+    suite = HeldOutWorlds(asked, str(choose_device(device)))
+    _evaluate(suite, output, pred, model, steps, device, window=window, seed=seed, lpips_every=lpips_every,
+              controls=controls)  # fmt: skip
+
+
+@eval_app.command(name="cycles")
+def eval_cycles(
+    clips: Annotated[Positional[tuple[Path, ...]], arg(metavar="CLIP", help="Clips, or folders of clips.")],
+    output: EvalOutput,
+    looks: EvalLooks = SIX,
+    frames: FrameCount = None,
+    size: Size = None,
+    pred: EvalPred = None,
+    model: EvalModel = "compact",
+    steps: EvalSteps = None,
+    window: EvalWindow = 8,
+    seed: Annotated[int, arg(metavar="N", help="Of the stream's noise.")] = 0,
+    lpips_every: EvalEvery = 4,
+    device: Device = "auto",
+) -> None:
+    """Clips that hold pictures of another renderer, such as Cycles; the look that comes closest counts."""
+    _evaluate_files("cycles", clips, output, looks, frames, size, pred, model, steps, device, window=window, seed=seed,
+                    lpips_every=lpips_every)  # fmt: skip
+
+
+@eval_app.command(name="files")
+def eval_files(
+    clips: Annotated[Positional[tuple[Path, ...]], arg(metavar="CLIP", help="Clips, or folders of clips.")],
+    output: EvalOutput,
+    looks: EvalLooks = SIX,
+    frames: FrameCount = None,
+    size: Size = None,
+    pred: EvalPred = None,
+    model: EvalModel = "compact",
+    steps: EvalSteps = None,
+    window: EvalWindow = 8,
+    seed: Annotated[int, arg(metavar="N", help="Of the stream's noise.")] = 0,
+    device: Device = "auto",
+) -> None:
+    """Any clips, without reference pictures: content, stability, speed."""
+    _evaluate_files("files", clips, output, looks, frames, size, pred, model, steps, device, window=window, seed=seed)
+
+
+@eval_app.command(name="long")
+def eval_long(
+    output: EvalOutput,
+    frames: Annotated[int, arg(metavar="N", help="How many.")] = 10_000,
+    loop: Annotated[bool, arg(help="A still world: the camera goes half of the way on and comes back.")] = False,
+    kind: Annotated[str, arg(metavar="KIND", help="Kind of world.")] = "street",
+    look: Annotated[str, arg(metavar="NAME", help="The look.")] = "overcast",
+    size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "240x416",
+    every: Annotated[int, arg(metavar="N", help="Compare one frame in N with the reference; 0: about 60 in all.")] = 0,
+    model: EvalModel = "compact",
+    steps: EvalSteps = None,
+    window: EvalWindow = 16,
+    seed: Annotated[int, arg(metavar="N", help="Of the stream's noise.")] = 0,
+    device: Device = "auto",
+) -> None:
+    """One long stream: drift, seams, speed, memory, and with --loop whether a place looks the same again."""
+    from flowshade.api import load_renderer
+    from flowshade.device import choose_device
+    from flowshade.evaluation import long
+    from flowshade.evaluation.page import markdown, runtime_table
+
+    run = long.LongRun(
+        kind=kind, look=_known_looks((look,))[0], frames=frames, loop=loop, size=_parse_size(size), every=every,
+        window=window, stream_seed=seed,
+    )  # fmt: skip
+    renderer = load_renderer(model, device=device, steps=steps)
+    with _progress("streaming") as progress:
+        results = long.evaluate_long(renderer, run, output, device=str(choose_device(device)), progress=progress)
+    tables = (long.drift_table(results), long.revisit_table(results), long.seam_table(results))
+    for table in (*tables, runtime_table(results["runtime"])):
+        print(markdown(table))
+    for note in results["notes"]:
+        _warn(note)
+    print(f"report: {output / 'report.html'}")
+
+
+@eval_app.command(name="compare")
+def eval_compare(
+    first: Annotated[Positional[Path], arg(metavar="A", help="An evaluation's folder.")],
+    second: Annotated[Positional[Path], arg(metavar="B", help="Another one of the same suite.")],
+    methods: Annotated[
+        tuple[str, str] | None, arg(metavar="NAME", help="A method of each; by default what each is about.")
+    ] = None,
+) -> None:
+    """Differences of every metric on the clips that both have, with 95 % bootstrap intervals."""
+    from flowshade.evaluation.compare import compare_table, load_and_compare
+    from flowshade.evaluation.page import markdown
+
+    print(markdown(compare_table(load_and_compare(first, second, methods))))
+
+
+app.command(eval_app, name="eval", help="Score renderers on suites of clips; compare results.")
+
+
+def _known_looks(names: Sequence[str]) -> tuple[str, ...]:
+    from flowshade.gbuffer.look import LOOKS
+
+    unknown = [name for name in names if name not in LOOKS]
+    if unknown:
+        raise FlowshadeError(f"unknown look {unknown[0]!r}; expected one of {', '.join(LOOKS)}.")
+    return tuple(names)
+
+
+def _evaluate_files(
+    name: str, clips: tuple[Path, ...], output: Path, looks: tuple[str, ...], frames: int | None, size: str | None,
+    pred: Path | None, model: str, steps: int | None, device: str, **options: Any,
+) -> None:  # fmt: skip
+    from flowshade.evaluation.suites import RecordedClips
+
+    chosen = None if size is None else _parse_size(size)
+    suite = RecordedClips(name, clips, looks=_known_looks(looks), frames=frames, size=chosen)
+    _evaluate(suite, output, pred, model, steps, device, **options)
+
+
+def _evaluate(
+    suite: Any, output: Path, pred: Path | None, model: str, steps: int | None, device: str, **options: Any
+) -> None:
+    from flowshade.api import load_renderer
+    from flowshade.device import choose_device
+    from flowshade.evaluation import page
+    from flowshade.evaluation.run import Evaluation, evaluate
+    from flowshade.evaluation.suites import PredictedVideos
+
+    method = load_renderer(model, device=device, steps=steps) if pred is None else PredictedVideos(pred)
+    with _progress("evaluating", "clips in a look") as progress:
+        results = evaluate(suite, method, output, Evaluation(device=str(choose_device(device)), **options), progress)
+    looks = [page.look_table(results, "psnr")] if len(results["looks"]) > 1 else []
+    for table in (
+        page.method_table(results),
+        *looks,
+        page.control_table(results),
+        page.runtime_table(results["runtime"]),
+    ):
+        print(page.markdown(table))
+    for note in results["notes"]:
+        _warn(note)
+    print(f"report: {output / 'report.html'}")
+
+
 @app.command
 def train(
     preset: Annotated[
