@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -18,6 +17,7 @@ SHAPE_TOLERANCE = 0.02
 """Relative difference of width over height at which a mask still counts as one of the same picture."""
 
 
+@runtime_checkable
 class Mask(Protocol):
     """What says, for a run of frames, how much of each pixel is to change."""
 
