@@ -80,7 +80,7 @@ def test_other_names_and_a_renderer_are_refused(debug_model: Path, capsys) -> No
 def test_invert_writes_a_clip_its_confidences_and_a_comparison(inverse_file: Path, capsys) -> None:
     assert run_invert(inverse_file, "--confidence", "--compare", "side.mp4", "--fov", "60") == 0
     assert files() == {"out", "out.confidence", "side.mp4"}
-    expected = list(invert("in.mp4", inverse=load_inverse(inverse_file, device="cpu"), fov=60, window=3))
+    expected = list(invert("in.mp4", inverse=load_inverse(inverse_file, device="cpu"), fov=60.0, window=3))
     assert [window.start for window in expected] == [0, 3, 6, 9]
     whole = GBuffer.cat([window.gbuffer for window in expected])
     with open_clip("out") as clip:
@@ -144,10 +144,11 @@ def test_what_is_there_is_replaced_only_when_asked_and_only_if_ours(inverse_file
         assert len(clip) == 3
     assert len(list(Path("out.confidence/depth").iterdir())) == 3
     Path("mine").mkdir()
-    Path("mine.confidence").mkdir()
+    Path("yours.confidence").mkdir()
     assert run_invert(inverse_file, "--overwrite", output="mine") == 2
-    assert run_invert(inverse_file, "--overwrite", "--confidence", output="other/../mine") == 2
-    assert list(Path("mine.confidence").iterdir()) == []
+    assert run_invert(inverse_file, "--overwrite", "--confidence", output="yours") == 2
+    assert list(Path("mine").iterdir()) == list(Path("yours.confidence").iterdir()) == []
+    assert not Path("yours").exists()
 
 
 def test_an_interrupted_inversion_leaves_nothing(inverse_file: Path, monkeypatch) -> None:

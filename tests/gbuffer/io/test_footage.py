@@ -18,7 +18,7 @@ from flowshade.types import GBuffer
 
 def ramp(frames: int = 3, size: tuple[int, int] = (16, 24)) -> np.ndarray:
     """Pictures whose brightness says their number."""
-    return np.stack([np.full((*size, 3), 40 * (index + 1), np.uint8) for index in range(frames)])
+    return np.stack([np.full((*size, 3), 40 * (index + 1) % 256, np.uint8) for index in range(frames)])
 
 
 def write_pictures(folder: Path, pictures: np.ndarray) -> Path:

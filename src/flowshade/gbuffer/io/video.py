@@ -12,6 +12,7 @@ import av
 import av.error
 import numpy as np
 import torch
+from av.audio.layout import AudioLayout
 from av.container import InputContainer, OutputContainer
 from av.packet import Packet
 from av.video.reformatter import ColorRange, Colorspace, Interpolation
@@ -29,6 +30,10 @@ BT709 = 1
 # FFmpeg's quick conversions between RGB and YUV darken by about one step of 255 each; these round.
 TO_YUV = Interpolation.AREA | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INP
 TO_RGB = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+
+
+PREROLL = 0.1
+"""Seconds of sound before the first picture that are kept: decoders of AAC need a packet to start from."""
 
 
 class VideoWriter:
@@ -184,6 +189,11 @@ class VideoWriter:
             self.discard()
 
 
+def _layout(layout: AudioLayout) -> str:
+    """The name of a layout; some files say only how many channels there are."""
+    return {1: "mono", 2: "stereo"}.get(layout.nb_channels, layout.name)
+
+
 class SoundTrack:
     """The first audio stream of a file on its way into another, a stretch at a time.
 
@@ -200,7 +210,7 @@ class SoundTrack:
         if self._copied:
             self._stream = out.add_stream_from_template(stream)
         else:
-            self._stream = out.add_stream("aac", rate=stream.rate, layout=stream.codec_context.layout.name)
+            self._stream = out.add_stream("aac", rate=stream.rate, layout=_layout(stream.codec_context.layout))
         first = source.streams.video[0].start_time if source.streams.video else None
         base = source.streams.video[0].time_base if source.streams.video else None
         self._begin = float(first * base) if first is not None and base is not None else 0.0
@@ -229,7 +239,7 @@ class SoundTrack:
         """Sends on what sounds before `until`, seconds from the first picture."""
         while (packet := self._peek()) is not None and self._time(packet) < until:
             self._waiting = None
-            if self._time(packet) >= 0:
+            if self._time(packet) >= -PREROLL:
                 self._send(out, packet)
 
     def finish(self, out: OutputContainer) -> None:
