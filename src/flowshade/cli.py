@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -82,6 +83,7 @@ Checkpoint = Annotated[
     arg(metavar="PATH", help="Of a named model: its folder or its transformer's file, instead of what was pulled."),
 ]
 Device = Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda or cuda:N; auto takes a GPU when there is one.")]
+Fov = Annotated[float | None, arg(metavar="DEGREES", help="The camera's horizontal field of view, if you know it.")]
 Fps = Annotated[float | None, arg(metavar="FPS", help="Frames a second; by default what the clip states.")]
 Format = Annotated[str | None, arg(metavar="NAME", help="Read it as this format instead of finding out.")]
 FrameCount = Annotated[int | None, arg(metavar="N", help="How many frames; by default all.")]
@@ -92,6 +94,14 @@ ReadingFlags = Annotated[Reading, OmitArgPrefixes]
 Size = Annotated[str | None, arg(metavar="HxW", help="Height and width in pixels, such as 240x416.")]
 TextDevice = Annotated[
     str, arg(metavar="NAME", help="Where upstream's text encoder runs, 11.4 GB: auto (with the model), cpu, cuda:N.")
+]
+InverseModel = Annotated[str, arg(metavar="NAME", help="compact, or the path of an inverse's .safetensors file.")]
+Video = Annotated[
+    Positional[Path], arg(metavar="VIDEO", help="A video file, a folder of numbered pictures, or one picture.")
+]
+VideoFps = Annotated[
+    float | None,
+    arg(metavar="FPS", help="Frames a second of pictures (else 24), or of a video of variable rate."),
 ]
 StylesFile = Annotated[Path | None, arg(metavar="FILE", help="A further styles file (TOML).")]
 
@@ -290,6 +300,111 @@ def render(
 
 
 @app.command
+def invert(
+    video: Video,
+    output: Annotated[Path, arg(name="output", aliases=["-o"], metavar="CLIP", help="The clip to write.")],
+    to: Annotated[
+        Literal["clip", "exr", "png", "flash", "video", "upstream", "side-by-side"],
+        arg(help="The clip's format, as in: flowshade convert."),
+    ] = "clip",
+    fov: Fov = None,
+    size: Annotated[
+        str | None, arg(metavar="HxW", help="Height and width of the buffers, such as 240x416; by default the video's.")
+    ] = None,
+    frames: FrameCount = None,
+    fps: VideoFps = None,
+    compare: Annotated[
+        Path | None, arg(metavar="MP4", help="Also write this video: picture and buffers side by side.")
+    ] = None,
+    confidence: Annotated[
+        bool, arg(help="Also write CLIP.confidence: how sure the model is of each channel, 16-bit PNG files.")
+    ] = False,
+    model: InverseModel = "compact",
+    device: Device = "auto",
+    overwrite: Annotated[bool, arg(help="Replace what is written if it exists.")] = False,
+) -> None:
+    """Estimate the G-buffers of a video: albedo, normal, depth (up to one scale), roughness, metallic."""
+    from flowshade import videos
+    from flowshade.api import load_inverse
+
+    job = videos.InvertJob(
+        video=video, output=output, format=to, size=None if size is None else _parse_size(size), frames=frames, fps=fps,
+        fov=fov, compare=compare, confidence=confidence, overwrite=overwrite,
+    )  # fmt: skip
+    videos.check_invert(job)  # before the model is loaded
+    inverse = load_inverse(model, device=device)
+    with _progress("inverting") as progress:
+        done = videos.invert_to_files(job, inverse, progress)
+    for name, path in done.files.items():
+        print(f"{name:<12} {path}")
+    frames_done = done.clip.frames
+    print(f"{frames_done} frames in {done.seconds:.1f} s, {frames_done / done.seconds:.1f} frames a second")
+    for note in done.clip.notes:
+        print(f"note: {note}")
+
+
+@app.command
+def restyle(
+    video: Video,
+    output: Annotated[Path, arg(name="output", aliases=["-o"], metavar="MP4", help="The video to write.")],
+    prompt: Annotated[str, arg(metavar="TEXT", help="What the scene is and how it feels.")] = "",
+    style: Annotated[
+        str | None, arg(metavar="NAME", help="A named look for light and weather; see: flowshade styles.")
+    ] = None,
+    keep: Annotated[
+        str | None, arg(metavar="original:SHARE", help="Mix this share of the original in, such as original:0.3.")
+    ] = None,
+    mask: Annotated[
+        Path | None, arg(metavar="PATH", help="White = restyle: a picture, a folder of them, or a video.")
+    ] = None,
+    mask_clip: Annotated[
+        Path | None, arg(metavar="CLIP", help="Restyle only things of this G-buffer clip; with --instances.")
+    ] = None,
+    instances: Annotated[str | None, arg(metavar="ID,ID", help="Which things of --mask-clip, such as 3,7.")] = None,
+    fov: Fov = None,
+    size: Annotated[
+        str | None,
+        arg(metavar="HxW", help="Height and width to work at, such as 240x416; the result has the video's own."),
+    ] = None,
+    frames: FrameCount = None,
+    fps: VideoFps = None,
+    steps: Annotated[
+        int | None, arg(metavar="N", help="Denoising steps a window, fewer are faster; by default the model's own.")
+    ] = None,
+    seed: Annotated[int, arg(metavar="N", help="The same seed on the same machine gives the same video.")] = 0,
+    window: Annotated[
+        int | None, arg(metavar="N", help="Frames rendered together, a multiple of 4; by default the model's own.")
+    ] = None,
+    model: Annotated[
+        str, arg(metavar="NAME", help="The renderer: a name (see: flowshade models list), or a .safetensors file.")
+    ] = "compact",
+    checkpoint: Checkpoint = None,
+    inverse: InverseModel = "compact",
+    styles: StylesFile = None,
+    device: Device = "auto",
+    compare: Annotated[bool, arg(help="Also write OUT.compare.mp4: original and result side by side.")] = False,
+) -> None:
+    """Give a video another look; rate, size and sound stay. Writes OUT.json beside it."""
+    from flowshade import videos
+    from flowshade.api import load_inverse, load_renderer
+
+    job = videos.RestyleJob(
+        video=video, output=output, prompt=prompt, style=style, keep=0.0 if keep is None else _parse_keep(keep),
+        mask=mask, mask_clip=mask_clip, instances=() if instances is None else _parse_ids(instances), seed=seed,
+        window=window, size=None if size is None else _parse_size(size), frames=frames, fps=fps, fov=fov,
+        compare=compare,
+    )  # fmt: skip
+    videos.check_restyle(job)  # before the models are loaded
+    renderer = load_renderer(model, checkpoint=checkpoint, device=device, steps=steps, styles=styles)
+    back = load_inverse(inverse, device=device)
+    with _progress("restyling") as progress:
+        outcome = videos.restyle_to_files(job, renderer, back, progress, _warn)
+    for name, path in outcome.files.items():
+        print(f"{name:<12} {path}")
+    print(f"{outcome.frames} frames in {outcome.seconds:.1f} s, {outcome.frames / outcome.seconds:.1f} frames a second")
+
+
+@app.command
 def styles(
     file: Annotated[Path | None, arg(name="styles", metavar="FILE", help="A further styles file (TOML).")] = None,
 ) -> None:
@@ -438,7 +553,8 @@ app.command(models_app, name="models", help="Models that load by name: list, dow
 @app.command
 def doctor(
     name: Annotated[
-        Positional[str | None], arg(metavar="NAME", help="Also look at this model's files; by default compact's.")
+        Positional[str | None],
+        arg(metavar="NAME", help="Also look at this model's files; by default the compact ones."),
     ] = None,
     checkpoint: Annotated[Path | None, arg(metavar="DIR", help="Its folder, instead of what was pulled.")] = None,
 ) -> None:
@@ -959,6 +1075,24 @@ def _parse_keyframes(texts: Sequence[str]) -> dict[int, str]:
             raise FlowshadeError(f"--prompt-at names frame {int(frame)} twice; give each frame one prompt.")
         keyframes[int(frame)] = prompt.strip()
     return keyframes
+
+
+def _parse_keep(text: str) -> float:
+    what, colon, share = text.partition(":")
+    try:
+        value = float(share) if colon and what.strip() == "original" else math.nan
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise FlowshadeError(f"--keep got {text[:40]!r}; expected original:SHARE, 0 to 1, such as original:0.3.")
+    return value
+
+
+def _parse_ids(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(_is_whole(part) and 0 < int(part) < 2**31 for part in parts):
+        raise FlowshadeError(f"--instances got {text[:40]!r}; expected ids from 1 up with commas between, such as 3,7.")
+    return tuple(int(part) for part in parts)
 
 
 def _parse_dtype(name: str) -> Any:

@@ -318,7 +318,7 @@ def test_a_check_tells_damage(released) -> None:
 
 
 def test_the_catalogue_is_complete() -> None:
-    assert list(MODELS) == ["compact", "alaya-forward", "alaya-flash"]
+    assert list(MODELS) == ["compact", "compact-inverse", "alaya-forward", "alaya-flash"]
     for model in MODELS.values():
         assert model.licence
         for part in model.parts:
