@@ -45,8 +45,9 @@ def drift(samples: Sequence[Sample], frames: int) -> dict[str, float]:
     Raises:
         ValueError: a part in which no frame was sampled.
     """
-    first = [sample for sample in samples if sample.frame < SHARE * frames]
-    last = [sample for sample in samples if sample.frame >= (1 - SHARE) * frames]
+    part = part_frames(frames)
+    first = [sample for sample in samples if sample.frame < part]
+    last = [sample for sample in samples if sample.frame >= frames - part]
     if not first or not last:
         raise ValueError(
             f"drift got {len(first)} samples in the first and {len(last)} in the last {SHARE:.0%} of {frames} frames; "
@@ -54,7 +55,9 @@ def drift(samples: Sequence[Sample], frames: int) -> dict[str, float]:
         )
     changes = {}
     for name in samples[0].output:
-        early, late = (np.mean([s.output[name] - s.reference.get(name, 0.0) for s in part]) for part in (first, last))
+        early, late = (
+            np.mean([s.output[name] - s.reference.get(name, 0.0) for s in chosen]) for chosen in (first, last)
+        )
         scale = 1.0
         if name in ("contrast", "sharpness"):
             scale = max(float(np.mean([s.reference[name] for s in (*first, *last)])), 1e-6)
@@ -62,6 +65,11 @@ def drift(samples: Sequence[Sample], frames: int) -> dict[str, float]:
     return changes
 
 
-def revisit_pairs(frames: int, share: float = SHARE) -> list[tuple[int, int]]:
+def part_frames(frames: int) -> int:
+    """Frames in the first part of a stream, and as many in the last."""
+    return max(1, int(SHARE * frames))
+
+
+def revisit_pairs(frames: int) -> list[tuple[int, int]]:
     """Frames of a there-and-back path that show the same place: first part against last part, outermost first."""
-    return [(index, frames - 1 - index) for index in range(max(1, int(share * frames)))]
+    return [(index, frames - 1 - index) for index in range(part_frames(frames))]
