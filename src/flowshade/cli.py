@@ -17,8 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
+<<<<<<< HEAD
 from flowshade.errors import FlowshadeError
 from flowshade.evaluation.vlm.command import add_commands as add_vlm_commands
+=======
+from flowshade.errors import FlowshadeError, MissingDependencyError
+>>>>>>> worlds2
 
 if TYPE_CHECKING:
     from flowshade.checkpoints.catalogue import Model
@@ -456,6 +460,10 @@ def world_record(
         Literal["direct", "paths"], arg(help="How the picture is made: direct light (fast), or path-traced.")
     ] = "direct",
     blur: Annotated[int, arg(metavar="N", help="Also keep a motion-blurred picture of N sub-frames.")] = 0,
+    particles: Annotated[
+        Literal["none", "auto", "rain", "snow", "fireflies", "bubbles"],
+        arg(help="Also keep these as a layer of their own; auto takes what the look has."),
+    ] = "none",
     resume: Annotated[bool, arg(help="Go on with a recording of the same settings that was stopped.")] = False,
     device: Device = "auto",
     overwrite: Annotated[bool, arg(help="Replace DIR if it exists.")] = False,
@@ -479,6 +487,7 @@ def world_record(
             samples=samples,
             reference=reference,
             blur=blur,
+            particles=None if particles == "none" else particles,
             resume=resume,
             overwrite=overwrite,
             progress=progress,
@@ -680,6 +689,7 @@ def data_generate(
         "street", "hills", "yard", "rooms", "harbour",
     ),
     clips: Annotated[int, arg(metavar="N", help="How many clips.")] = 10,
+    cameras: Annotated[int, arg(metavar="N", help="Clips of each world, each along another camera path.")] = 1,
     seconds: Annotated[float, arg(metavar="S", help="Length of a clip.")] = 10.0,
     size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "720x1280",
     fps: Annotated[float, arg(metavar="FPS", help="Frames a second.")] = 30.0,
@@ -688,30 +698,40 @@ def data_generate(
         Literal["direct", "paths"], arg(help="How pictures are made: direct light (fast), or path-traced.")
     ] = "paths",
     blur: Annotated[int, arg(metavar="N", help="Also keep motion-blurred pictures of N sub-frames.")] = 0,
+    particles: Annotated[bool, arg(help="Also keep rain, snow or bubbles of the look as a layer.")] = False,
     seed: Annotated[int, arg(metavar="N", help="Of the first clip's world.")] = 0,
     workers: Annotated[int, arg(metavar="N", help="Processes; 0 records in this one.")] = 0,
     device: Device = "auto",
     project_only: Annotated[bool, arg(help="Say what disk and time it would take, and stop.")] = False,
 ) -> None:  # fmt: skip
     """Record a dataset of clips from many worlds; what is complete is kept when it is run again."""
-    from flowshade.dataset.generate import DatasetPlan, generate, project
+    from flowshade.dataset.generate import DatasetPlan, check_disk, folder_bytes, generate, project
+    from flowshade.dataset.index import write_parquet
     from flowshade.device import choose_device
 
     plan = DatasetPlan(
-        kinds=kinds, clips=clips, seconds=seconds, size=_parse_size(size), fps=fps, look=look, reference=reference,
-        blur=blur, first_seed=seed,
+        kinds=kinds, clips=clips, cameras=cameras, seconds=seconds, size=_parse_size(size), fps=fps, look=look,
+        reference=reference, blur=blur, particles=particles, first_seed=seed,
     )  # fmt: skip
     chosen = str(choose_device(device))
-    projection = project(plan, workers=max(workers, 1), device=chosen)
+    before = folder_bytes(output) if output.is_dir() else 0
+    projection = project(plan, output, workers=max(workers, 1), device=chosen)
     print(f"projected: {projection.text()}")
     if project_only:
         return
+    check_disk(projection, output)
     with _progress("recording", "clips") as progress:
-        index = generate(plan, output, workers=workers, device=chosen, progress=progress)
+        index = generate(plan, output, workers=workers, device=chosen, projection=projection, progress=progress)
+    added = folder_bytes(output) - before
     print(
-        f"wrote {output}: {len(index['clips'])} clips, {index['frames']:,} frames, {index['bytes'] / 2**20:.1f} MiB "
-        f"(projected {projection.bytes / 2**20:.1f}) in {index['seconds']:.1f} s (projected {projection.seconds:.1f})"
+        f"wrote {output}: {len(index['clips'])} clips, {index['frames']:,} frames, {index['bytes'] / 2**20:.1f} MiB; "
+        f"now {added / 2**20:.1f} MiB (projected {projection.bytes / 2**20:.1f}) in {index['seconds']:.1f} s "
+        f"(projected {projection.seconds:.1f})"
     )
+    try:
+        write_parquet(output)
+    except MissingDependencyError as error:
+        print(f"note: {error}")
 
 
 app.command(data_app, name="data", help="Datasets of recorded clips.")
