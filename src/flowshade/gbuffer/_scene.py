@@ -243,7 +243,8 @@ class SceneArrays:
             for name in ("size", "mesh", "type"):
                 shape[name] = row[name]
             shape["geom"], shape["casts_shadow"] = geom, int(model.geom_castshadow[geom])
-        shapes["first_face"][len(self.bounded) + len(self.planes) :] = self._first_faces(model)
+        first = len(self.bounded) + len(self.planes)
+        shapes["first_face"][first : first + len(self.fixed)] = self._first_faces(model)
         self.shapes = self._upload(shapes, kernels.Shape)
         self.centre, self.half = (self._upload(box, wp.vec3) for box in boxes)
         self.table = table
