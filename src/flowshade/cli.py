@@ -17,12 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-<<<<<<< HEAD
-from flowshade.errors import FlowshadeError
-from flowshade.evaluation.vlm.command import add_commands as add_vlm_commands
-=======
 from flowshade.errors import FlowshadeError, MissingDependencyError
->>>>>>> worlds2
+from flowshade.evaluation.vlm.command import add_commands as add_vlm_commands
 
 if TYPE_CHECKING:
     from flowshade.checkpoints.catalogue import Model
