@@ -64,7 +64,7 @@ def test_a_saved_model_answers(tiny: Path) -> None:
     assert reply == judge.ask(turns)  # greedy
     assert reply.tokens_out is not None
     assert 0 < reply.tokens_out <= 7
-    text = len("system:Judge.\n") + len("user:Which is best?\n") + len("assistant:")
+    text = len("system:Judge.user:Which is best?assistant:")  # templates drop the line end after a block
     assert reply.tokens_in == text + 2 * 4  # four patches a picture
     assert reply.model == str(tiny)
 
