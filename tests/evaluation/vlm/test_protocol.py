@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from flowshade.evaluation.vlm.layout import BAR, GAP, GREY, Grid, drawn_order
 from flowshade.evaluation.vlm.protocol import (
     AXES,
     CHANNELS,
+    QUESTIONS,
+    SYSTEM,
+    WHAT_IS_SHOWN,
     MalformedAnswer,
     Question,
     chosen_frames,
@@ -112,6 +116,16 @@ def test_ties_share_their_places() -> None:
 def test_answers_that_cannot_be_read(answer: str, said: str) -> None:
     with pytest.raises(MalformedAnswer, match=said):
         read_ranks(answer, LABELS)
+
+
+def test_the_document_has_every_prompt_in_full() -> None:
+    document = (Path(__file__).parents[3] / "docs" / "vlm.md").read_text(encoding="utf-8")
+    question = Question(
+        clip="c", channel="roughness", axis="semantic", repeat=0, order=("x", "y", "z"), frames=(0, 1, 2, 3)
+    )
+    texts = [SYSTEM, question.text(), question.again("there is no rank for C.")]
+    for text in [*texts, *QUESTIONS.values(), *WHAT_IS_SHOWN.values()]:
+        assert text in document
 
 
 def test_asking_again_says_why() -> None:
