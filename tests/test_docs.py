@@ -12,7 +12,7 @@ from flowshade.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-GROUPS = ("world", "models", "data")
+GROUPS = ("world", "models", "data", "eval")
 
 
 def commands() -> list[str]:

@@ -167,7 +167,10 @@ def test_models_list_check_and_doctor(weights: Path, capsys) -> None:
     (weights / "moved.json").rename(weights / "alaya-flash" / "tokenizer" / "tokenizer.json")
     assert "BAD  tokenizer" in captured.out and "1 of " in captured.err
     assert main(["doctor", "alaya"]) == 2
-    assert "unknown model 'alaya'; expected one of compact, alaya-forward, alaya-flash" in capsys.readouterr().err
+    assert (
+        "unknown model 'alaya'; expected one of compact, compact-inverse, alaya-forward, alaya-flash"
+        in capsys.readouterr().err
+    )
 
 
 def test_pulling_says_what_it_cannot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

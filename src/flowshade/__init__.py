@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flowshade.api import StyledRenderer, load_renderer
+    from flowshade.api import StyledRenderer, invert, load_inverse, load_renderer, restyle
     from flowshade.errors import FlowshadeError
     from flowshade.gbuffer.io import open_clip, read_clip, write_clip
     from flowshade.types import Camera, Controls, Frames, GBuffer
@@ -24,9 +24,12 @@ _HOMES = {
     "Frames": "flowshade.types",
     "GBuffer": "flowshade.types",
     "StyledRenderer": "flowshade.api",
+    "invert": "flowshade.api",
+    "load_inverse": "flowshade.api",
     "load_renderer": "flowshade.api",
     "open_clip": "flowshade.gbuffer.io",
     "read_clip": "flowshade.gbuffer.io",
+    "restyle": "flowshade.api",
     "write_clip": "flowshade.gbuffer.io",
 }
 
@@ -37,9 +40,12 @@ __all__ = [
     "Frames",
     "GBuffer",
     "StyledRenderer",
+    "invert",
+    "load_inverse",
     "load_renderer",
     "open_clip",
     "read_clip",
+    "restyle",
     "write_clip",
 ]
 

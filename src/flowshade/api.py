@@ -12,10 +12,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from flowshade.checkpoints.store import default_weights, load_renderer_file, read_metadata
+from flowshade.checkpoints.store import (
+    default_inverse_weights,
+    default_weights,
+    load_inverse_file,
+    load_renderer_file,
+    read_metadata,
+)
 from flowshade.device import choose_device
 from flowshade.errors import CheckpointError, FlowshadeError, PromptError
 from flowshade.gbuffer.io import ClipReader, open_clip, resize
+from flowshade.gbuffer.io.footage import Footage
+from flowshade.gbuffer.io.masks import Mask
+from flowshade.gbuffer.io.resize import resize_reference
+from flowshade.inverse.stream import Inverse
+from flowshade.inversion import InvertedClip, InvertedWindow
 from flowshade.renderer.flash import FlashRenderer
 from flowshade.renderer.prompt import PromptEncoder
 from flowshade.renderer.renderer import Renderer
@@ -29,6 +40,12 @@ Clip = ClipReader | GBuffer | str | Path
 
 COMPACT = "compact"
 """Name of the model that ships with the package."""
+
+INVERSE_NAMES = (COMPACT, "compact-inverse")
+"""Of the inverse that ships: what `load_inverse` is usually given, and what the catalogue calls it."""
+
+INVERT_WINDOW = 8
+"""Frames that `invert` gives at a time."""
 
 MOST_STEPS = 1000
 """Denoising steps a window that can be asked for; the schedule resolves no more."""
@@ -344,6 +361,172 @@ def load_renderer(
         steps=steps,
         styles=load_styles(styles),
     )
+
+
+def load_inverse(name: str | Path = COMPACT, *, device: torch.device | str | None = None) -> Inverse:
+    """Loads an inverse, pictures to G-buffers, by name or from a file.
+
+    Args:
+        name: "compact", the model that ships with the package, or the path of a `.safetensors` file.
+        device: where it runs; None takes a GPU when there is one. Numbers are float32 everywhere.
+
+    Raises:
+        CheckpointError: weights that are missing, or are not an inverse's.
+        FlowshadeError: an unknown device.
+    """
+    path = default_inverse_weights() if name in INVERSE_NAMES else Path(name)
+    if name not in INVERSE_NAMES and not path.exists() and path.suffix != ".safetensors":
+        raise CheckpointError(
+            f"unknown inverse {str(name)!r}; expected {COMPACT!r} or the path of a .safetensors file of Flowshade's."
+        )
+    chosen = choose_device(device)
+    inverse = load_inverse_file(path, chosen)
+    if chosen.type == "cpu":  # convolutions run faster there with channels last
+        inverse.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    return inverse
+
+
+def invert(
+    video: Footage | str | Path,
+    *,
+    inverse: Inverse | None = None,
+    fov: float | None = None,
+    size: tuple[int, int] | None = None,
+    frames: int | None = None,
+    window: int = INVERT_WINDOW,
+    fps: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[InvertedWindow]:
+    """Estimates the G-buffers of a video, window by window, in constant memory however long it is.
+
+    Args:
+        video: opened footage, or the path of a video, of a folder of pictures or of one picture.
+        inverse: the network; None loads the compact one. Its stream is taken over.
+        fov: horizontal field of view in degrees, if known.
+        size: height and width in pixels to work at; None keeps the video's.
+        frames: how many, from the first; None takes all.
+        window: frames a window, at least 1. The values do not depend on it.
+        fps: rate of pictures, or of a video of variable rate; see `Footage`.
+        progress: called after every window with frames done and frames in all.
+
+    Yields:
+        Windows of [T, C, H, W] float32 buffers in the convention of `flowshade.types`, with the pictures and the
+        confidences. Depth is in metres up to one factor for the whole video.
+
+    Raises:
+        ClipError: footage that cannot be read, or has fewer frames.
+        FlowshadeError: a window, size or field of view that cannot be.
+    """
+    footage = video if isinstance(video, Footage) else Footage(video, fps=fps)
+    stop = _check_length(footage, frames)
+    if window < 1:
+        raise FlowshadeError(f"window is {window} frames; expected 1 or more.")
+    clip = InvertedClip(footage, inverse or load_inverse(), size=size, fov=fov)
+    return _invert(clip, stop, window, progress)
+
+
+def _invert(
+    clip: InvertedClip, stop: int, window: int, progress: Callable[[int, int], None] | None
+) -> Iterator[InvertedWindow]:
+    for first in range(0, stop, window):
+        last = min(first + window, stop)
+        yield clip.estimate(first, last)
+        if progress is not None:
+            progress(last, stop)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestyledWindow:
+    """One step of a restyling, on the CPU."""
+
+    start: int
+    """Number of the first frame in the video."""
+    frames: Frames
+    """The pictures, at the video's own size."""
+    original: Frames
+    """What they were."""
+    gbuffer: GBuffer
+    """The buffers between, at the size worked at."""
+
+
+def restyle(
+    video: Footage | str | Path,
+    prompt: str = "",
+    style: str | None = None,
+    *,
+    renderer: StyledRenderer | None = None,
+    inverse: Inverse | None = None,
+    keep: float = 0.0,
+    mask: Mask | None = None,
+    fov: float | None = None,
+    size: tuple[int, int] | None = None,
+    frames: int | None = None,
+    seed: int = 0,
+    window: int | None = None,
+    fps: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    timer: StageTimer | None = None,
+) -> Iterator[RestyledWindow]:
+    """Gives a video another look: its buffers are estimated and rendered, window by window, in constant memory.
+
+    Args:
+        video: opened footage, or the path of a video, of a folder of pictures or of one picture.
+        prompt: what the scene is and how it feels.
+        style: a named style, which sets light and weather.
+        renderer: the forward model; None loads the compact one. Its stream is taken over, as the inverse's is.
+        inverse: the way back; None loads the compact one.
+        keep: share of the original in the result, [0, 1], mixed in display sRGB.
+        mask: where the look changes; None = everywhere. Elsewhere the original stays as it is.
+        fov: horizontal field of view in degrees, if known.
+        size: height and width in pixels to work at; None takes the video's. The result has the video's own size.
+        frames: how many, from the first; None takes all.
+        seed, window, progress, timer: as in `StyledRenderer.stream`.
+        fps: as in `Footage`.
+
+    Raises:
+        ClipError: footage or a mask that cannot be read, or is too short.
+        FlowshadeError: an unknown style, or a number that cannot be.
+    """
+    footage = video if isinstance(video, Footage) else Footage(video, fps=fps)
+    stop = _check_length(footage, frames)
+    if not 0 <= keep <= 1:
+        raise FlowshadeError(f"keep is {keep:g}; expected the original's share of the result, 0 to 1.")
+    if mask is not None:
+        mask.check(stop, footage.size)
+    clip = InvertedClip(footage, inverse or load_inverse(), size=size, fov=fov)
+    windows = (renderer or load_renderer()).stream(
+        clip, prompt, style, seed=seed, window=window, frames=stop, progress=progress, timer=timer
+    )
+    return _restyle(footage, windows, keep, mask)
+
+
+def _restyle(footage: Footage, windows: Iterator[Window], keep: float, mask: Mask | None) -> Iterator[RestyledWindow]:
+    # A reader of its own, since the clip reads ahead of it.
+    with Footage(footage.path, fps=footage.fps) as originals:
+        for window in windows:
+            stop = window.start + window.frames.frames
+            original = originals.read(window.start, stop).rgb
+            rendered = window.frames.rgb.cpu().float().clamp(0, 1)
+            if window.gbuffer.size != footage.size:
+                rendered = resize_reference(rendered, footage.size).clamp(0, 1)
+            share = torch.full_like(rendered[:, :1], 1 - keep)  # [T, 1, H, W]
+            if mask is not None:
+                share = share * mask.read(window.start, stop, footage.size)
+            yield RestyledWindow(
+                start=window.start,
+                frames=Frames(rgb=torch.lerp(original, rendered, share)),
+                original=Frames(rgb=original),
+                gbuffer=window.gbuffer.to("cpu"),
+            )
+
+
+def _check_length(footage: Footage, frames: int | None) -> int:
+    if frames is not None and not 1 <= frames <= footage.frames:
+        raise FlowshadeError(
+            f"{frames} frames were asked for, {footage.path} has {footage.frames}; expected 1 to {footage.frames}. "
+            "Give another number of frames."
+        )
+    return footage.frames if frames is None else frames
 
 
 def keyframes_from(prompts_at: Mapping[int, str], start: int, stop: int) -> dict[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
-from flowshade.errors import FlowshadeError
+from flowshade.errors import FlowshadeError, MissingDependencyError
+from flowshade.evaluation.vlm.command import add_commands as add_vlm_commands
 
 if TYPE_CHECKING:
     from flowshade.checkpoints.catalogue import Model
@@ -26,6 +28,7 @@ app = tyro.extras.SubcommandApp()
 world_app = tyro.extras.SubcommandApp()
 models_app = tyro.extras.SubcommandApp()
 data_app = tyro.extras.SubcommandApp()
+eval_app = tyro.extras.SubcommandApp()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,7 @@ Checkpoint = Annotated[
     arg(metavar="PATH", help="Of a named model: its folder or its transformer's file, instead of what was pulled."),
 ]
 Device = Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda or cuda:N; auto takes a GPU when there is one.")]
+Fov = Annotated[float | None, arg(metavar="DEGREES", help="The camera's horizontal field of view, if you know it.")]
 Fps = Annotated[float | None, arg(metavar="FPS", help="Frames a second; by default what the clip states.")]
 Format = Annotated[str | None, arg(metavar="NAME", help="Read it as this format instead of finding out.")]
 FrameCount = Annotated[int | None, arg(metavar="N", help="How many frames; by default all.")]
@@ -90,6 +94,14 @@ ReadingFlags = Annotated[Reading, OmitArgPrefixes]
 Size = Annotated[str | None, arg(metavar="HxW", help="Height and width in pixels, such as 240x416.")]
 TextDevice = Annotated[
     str, arg(metavar="NAME", help="Where upstream's text encoder runs, 11.4 GB: auto (with the model), cpu, cuda:N.")
+]
+InverseModel = Annotated[str, arg(metavar="NAME", help="compact, or the path of an inverse's .safetensors file.")]
+Video = Annotated[
+    Positional[Path], arg(metavar="VIDEO", help="A video file, a folder of numbered pictures, or one picture.")
+]
+VideoFps = Annotated[
+    float | None,
+    arg(metavar="FPS", help="Frames a second of pictures (else 24), or of a video of variable rate."),
 ]
 StylesFile = Annotated[Path | None, arg(metavar="FILE", help="A further styles file (TOML).")]
 
@@ -288,6 +300,111 @@ def render(
 
 
 @app.command
+def invert(
+    video: Video,
+    output: Annotated[Path, arg(name="output", aliases=["-o"], metavar="CLIP", help="The clip to write.")],
+    to: Annotated[
+        Literal["clip", "exr", "png", "flash", "video", "upstream", "side-by-side"],
+        arg(help="The clip's format, as in: flowshade convert."),
+    ] = "clip",
+    fov: Fov = None,
+    size: Annotated[
+        str | None, arg(metavar="HxW", help="Height and width of the buffers, such as 240x416; by default the video's.")
+    ] = None,
+    frames: FrameCount = None,
+    fps: VideoFps = None,
+    compare: Annotated[
+        Path | None, arg(metavar="MP4", help="Also write this video: picture and buffers side by side.")
+    ] = None,
+    confidence: Annotated[
+        bool, arg(help="Also write CLIP.confidence: how sure the model is of each channel, 16-bit PNG files.")
+    ] = False,
+    model: InverseModel = "compact",
+    device: Device = "auto",
+    overwrite: Annotated[bool, arg(help="Replace what is written if it exists.")] = False,
+) -> None:
+    """Estimate the G-buffers of a video: albedo, normal, depth (up to one scale), roughness, metallic."""
+    from flowshade import videos
+    from flowshade.api import load_inverse
+
+    job = videos.InvertJob(
+        video=video, output=output, format=to, size=None if size is None else _parse_size(size), frames=frames, fps=fps,
+        fov=fov, compare=compare, confidence=confidence, overwrite=overwrite,
+    )  # fmt: skip
+    videos.check_invert(job)  # before the model is loaded
+    inverse = load_inverse(model, device=device)
+    with _progress("inverting") as progress:
+        done = videos.invert_to_files(job, inverse, progress)
+    for name, path in done.files.items():
+        print(f"{name:<12} {path}")
+    frames_done = done.clip.frames
+    print(f"{frames_done} frames in {done.seconds:.1f} s, {frames_done / done.seconds:.1f} frames a second")
+    for note in done.clip.notes:
+        print(f"note: {note}")
+
+
+@app.command
+def restyle(
+    video: Video,
+    output: Annotated[Path, arg(name="output", aliases=["-o"], metavar="MP4", help="The video to write.")],
+    prompt: Annotated[str, arg(metavar="TEXT", help="What the scene is and how it feels.")] = "",
+    style: Annotated[
+        str | None, arg(metavar="NAME", help="A named look for light and weather; see: flowshade styles.")
+    ] = None,
+    keep: Annotated[
+        str | None, arg(metavar="original:SHARE", help="Mix this share of the original in, such as original:0.3.")
+    ] = None,
+    mask: Annotated[
+        Path | None, arg(metavar="PATH", help="White = restyle: a picture, a folder of them, or a video.")
+    ] = None,
+    mask_clip: Annotated[
+        Path | None, arg(metavar="CLIP", help="Restyle only things of this G-buffer clip; with --instances.")
+    ] = None,
+    instances: Annotated[str | None, arg(metavar="ID,ID", help="Which things of --mask-clip, such as 3,7.")] = None,
+    fov: Fov = None,
+    size: Annotated[
+        str | None,
+        arg(metavar="HxW", help="Height and width to work at, such as 240x416; the result has the video's own."),
+    ] = None,
+    frames: FrameCount = None,
+    fps: VideoFps = None,
+    steps: Annotated[
+        int | None, arg(metavar="N", help="Denoising steps a window, fewer are faster; by default the model's own.")
+    ] = None,
+    seed: Annotated[int, arg(metavar="N", help="The same seed on the same machine gives the same video.")] = 0,
+    window: Annotated[
+        int | None, arg(metavar="N", help="Frames rendered together, a multiple of 4; by default the model's own.")
+    ] = None,
+    model: Annotated[
+        str, arg(metavar="NAME", help="The renderer: a name (see: flowshade models list), or a .safetensors file.")
+    ] = "compact",
+    checkpoint: Checkpoint = None,
+    inverse: InverseModel = "compact",
+    styles: StylesFile = None,
+    device: Device = "auto",
+    compare: Annotated[bool, arg(help="Also write OUT.compare.mp4: original and result side by side.")] = False,
+) -> None:
+    """Give a video another look; rate, size and sound stay. Writes OUT.json beside it."""
+    from flowshade import videos
+    from flowshade.api import load_inverse, load_renderer
+
+    job = videos.RestyleJob(
+        video=video, output=output, prompt=prompt, style=style, keep=0.0 if keep is None else _parse_keep(keep),
+        mask=mask, mask_clip=mask_clip, instances=() if instances is None else _parse_ids(instances), seed=seed,
+        window=window, size=None if size is None else _parse_size(size), frames=frames, fps=fps, fov=fov,
+        compare=compare,
+    )  # fmt: skip
+    videos.check_restyle(job)  # before the models are loaded
+    renderer = load_renderer(model, checkpoint=checkpoint, device=device, steps=steps, styles=styles)
+    back = load_inverse(inverse, device=device)
+    with _progress("restyling") as progress:
+        outcome = videos.restyle_to_files(job, renderer, back, progress, _warn)
+    for name, path in outcome.files.items():
+        print(f"{name:<12} {path}")
+    print(f"{outcome.frames} frames in {outcome.seconds:.1f} s, {outcome.frames / outcome.seconds:.1f} frames a second")
+
+
+@app.command
 def styles(
     file: Annotated[Path | None, arg(name="styles", metavar="FILE", help="A further styles file (TOML).")] = None,
 ) -> None:
@@ -339,6 +456,10 @@ def world_record(
         Literal["direct", "paths"], arg(help="How the picture is made: direct light (fast), or path-traced.")
     ] = "direct",
     blur: Annotated[int, arg(metavar="N", help="Also keep a motion-blurred picture of N sub-frames.")] = 0,
+    particles: Annotated[
+        Literal["none", "auto", "rain", "snow", "fireflies", "bubbles"],
+        arg(help="Also keep these as a layer of their own; auto takes what the look has."),
+    ] = "none",
     resume: Annotated[bool, arg(help="Go on with a recording of the same settings that was stopped.")] = False,
     device: Device = "auto",
     overwrite: Annotated[bool, arg(help="Replace DIR if it exists.")] = False,
@@ -362,6 +483,7 @@ def world_record(
             samples=samples,
             reference=reference,
             blur=blur,
+            particles=None if particles == "none" else particles,
             resume=resume,
             overwrite=overwrite,
             progress=progress,
@@ -436,7 +558,8 @@ app.command(models_app, name="models", help="Models that load by name: list, dow
 @app.command
 def doctor(
     name: Annotated[
-        Positional[str | None], arg(metavar="NAME", help="Also look at this model's files; by default compact's.")
+        Positional[str | None],
+        arg(metavar="NAME", help="Also look at this model's files; by default the compact ones."),
     ] = None,
     checkpoint: Annotated[Path | None, arg(metavar="DIR", help="Its folder, instead of what was pulled.")] = None,
 ) -> None:
@@ -564,6 +687,7 @@ def data_generate(
         "street", "hills", "yard", "rooms", "harbour",
     ),
     clips: Annotated[int, arg(metavar="N", help="How many clips.")] = 10,
+    cameras: Annotated[int, arg(metavar="N", help="Clips of each world, each along another camera path.")] = 1,
     seconds: Annotated[float, arg(metavar="S", help="Length of a clip.")] = 10.0,
     size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "720x1280",
     fps: Annotated[float, arg(metavar="FPS", help="Frames a second.")] = 30.0,
@@ -572,33 +696,232 @@ def data_generate(
         Literal["direct", "paths"], arg(help="How pictures are made: direct light (fast), or path-traced.")
     ] = "paths",
     blur: Annotated[int, arg(metavar="N", help="Also keep motion-blurred pictures of N sub-frames.")] = 0,
+    particles: Annotated[bool, arg(help="Also keep rain, snow or bubbles of the look as a layer.")] = False,
     seed: Annotated[int, arg(metavar="N", help="Of the first clip's world.")] = 0,
     workers: Annotated[int, arg(metavar="N", help="Processes; 0 records in this one.")] = 0,
     device: Device = "auto",
     project_only: Annotated[bool, arg(help="Say what disk and time it would take, and stop.")] = False,
 ) -> None:  # fmt: skip
     """Record a dataset of clips from many worlds; what is complete is kept when it is run again."""
-    from flowshade.dataset.generate import DatasetPlan, generate, project
+    from flowshade.dataset.generate import DatasetPlan, check_disk, folder_bytes, generate, project
+    from flowshade.dataset.index import write_parquet
     from flowshade.device import choose_device
 
     plan = DatasetPlan(
-        kinds=kinds, clips=clips, seconds=seconds, size=_parse_size(size), fps=fps, look=look, reference=reference,
-        blur=blur, first_seed=seed,
+        kinds=kinds, clips=clips, cameras=cameras, seconds=seconds, size=_parse_size(size), fps=fps, look=look,
+        reference=reference, blur=blur, particles=particles, first_seed=seed,
     )  # fmt: skip
     chosen = str(choose_device(device))
-    projection = project(plan, workers=max(workers, 1), device=chosen)
+    before = folder_bytes(output) if output.is_dir() else 0
+    projection = project(plan, output, workers=max(workers, 1), device=chosen)
     print(f"projected: {projection.text()}")
     if project_only:
         return
+    check_disk(projection, output)
     with _progress("recording", "clips") as progress:
-        index = generate(plan, output, workers=workers, device=chosen, progress=progress)
+        index = generate(plan, output, workers=workers, device=chosen, projection=projection, progress=progress)
+    added = folder_bytes(output) - before
     print(
-        f"wrote {output}: {len(index['clips'])} clips, {index['frames']:,} frames, {index['bytes'] / 2**20:.1f} MiB "
-        f"(projected {projection.bytes / 2**20:.1f}) in {index['seconds']:.1f} s (projected {projection.seconds:.1f})"
+        f"wrote {output}: {len(index['clips'])} clips, {index['frames']:,} frames, {index['bytes'] / 2**20:.1f} MiB; "
+        f"now {added / 2**20:.1f} MiB (projected {projection.bytes / 2**20:.1f}) in {index['seconds']:.1f} s "
+        f"(projected {projection.seconds:.1f})"
     )
+    try:
+        write_parquet(output)
+    except MissingDependencyError as error:
+        print(f"note: {error}")
 
 
 app.command(data_app, name="data", help="Datasets of recorded clips.")
+
+
+EvalOutput = Annotated[
+    Path, arg(name="output", aliases=["-o"], metavar="DIR", help="The results' folder; a run that was stopped goes on.")
+]
+EvalModel = Annotated[str, arg(metavar="NAME", help="A model's name, or the path of its .safetensors file.")]
+EvalSteps = Annotated[int | None, arg(metavar="N", help="Denoising steps a window; by default the model's own.")]
+EvalWindow = Annotated[int, arg(metavar="N", help="Frames rendered together, a multiple of 4.")]
+EvalLooks = Annotated[tuple[str, ...], arg(metavar="NAME", help="Looks (see: flowshade world list).")]
+EvalPred = Annotated[
+    Path | None, arg(metavar="DIR", help="Score these videos (CLIP.LOOK.mp4, or folders of PNG) instead of a model.")
+]
+EvalEvery = Annotated[int, arg(metavar="N", help="LPIPS and the Frechet distance look at every N-th frame.")]
+SIX = ("sunny", "overcast", "sunset", "night", "fog", "snow")
+
+
+@eval_app.command(name="worlds")
+def eval_worlds(
+    output: EvalOutput,
+    worlds: Annotated[int, arg(metavar="N", help="How many held-out worlds.")] = 4,
+    frames: Annotated[int, arg(metavar="N", help="Frames of each.")] = 16,
+    kinds: Annotated[tuple[str, ...], arg(metavar="KIND", help="Kinds of world, taken in turn.")] = ("street", "hills"),
+    looks: EvalLooks = SIX,
+    size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "240x416",
+    reference: Annotated[
+        Literal["direct", "paths"], arg(help="The reference: direct light, or path-traced.")
+    ] = "direct",
+    pred: EvalPred = None,
+    model: EvalModel = "compact",
+    steps: EvalSteps = None,
+    window: EvalWindow = 8,
+    seed: Annotated[int, arg(metavar="N", help="Of the stream's noise.")] = 0,
+    lpips_every: EvalEvery = 4,
+    controls: Annotated[bool, arg(help="Also measure ladders of wordings and answers to changed prompts.")] = True,
+    device: Device = "auto",
+) -> None:
+    """Held-out worlds in canonical looks, against the traced reference."""
+    from flowshade.device import choose_device
+    from flowshade.evaluation.suites import HeldOutWorlds
+    from flowshade.evaluation.worlds import WorldSuite
+
+    asked = WorldSuite(
+        worlds=worlds,
+        frames=frames,
+        kinds=kinds,
+        looks=_known_looks(looks),
+        size=_parse_size(size),
+        reference=reference,
+    )
+    suite = HeldOutWorlds(asked, str(choose_device(device)))
+    _evaluate(suite, output, pred, model, steps, device, window=window, seed=seed, lpips_every=lpips_every,
+              controls=controls)  # fmt: skip
+
+
+@eval_app.command(name="cycles")
+def eval_cycles(
+    clips: Annotated[Positional[tuple[Path, ...]], arg(metavar="CLIP", help="Clips, or folders of clips.")],
+    output: EvalOutput,
+    looks: EvalLooks = SIX,
+    frames: FrameCount = None,
+    size: Size = None,
+    pred: EvalPred = None,
+    model: EvalModel = "compact",
+    steps: EvalSteps = None,
+    window: EvalWindow = 8,
+    seed: Annotated[int, arg(metavar="N", help="Of the stream's noise.")] = 0,
+    lpips_every: EvalEvery = 4,
+    device: Device = "auto",
+) -> None:
+    """Clips that hold pictures of another renderer, such as Cycles; the look that comes closest counts."""
+    _evaluate_files("cycles", clips, output, looks, frames, size, pred, model, steps, device, window=window, seed=seed,
+                    lpips_every=lpips_every)  # fmt: skip
+
+
+@eval_app.command(name="files")
+def eval_files(
+    clips: Annotated[Positional[tuple[Path, ...]], arg(metavar="CLIP", help="Clips, or folders of clips.")],
+    output: EvalOutput,
+    looks: EvalLooks = SIX,
+    frames: FrameCount = None,
+    size: Size = None,
+    pred: EvalPred = None,
+    model: EvalModel = "compact",
+    steps: EvalSteps = None,
+    window: EvalWindow = 8,
+    seed: Annotated[int, arg(metavar="N", help="Of the stream's noise.")] = 0,
+    device: Device = "auto",
+) -> None:
+    """Any clips, without reference pictures: content, stability, speed."""
+    _evaluate_files("files", clips, output, looks, frames, size, pred, model, steps, device, window=window, seed=seed)
+
+
+@eval_app.command(name="long")
+def eval_long(
+    output: EvalOutput,
+    frames: Annotated[int, arg(metavar="N", help="How many.")] = 10_000,
+    loop: Annotated[bool, arg(help="A still world: the camera goes half of the way on and comes back.")] = False,
+    kind: Annotated[str, arg(metavar="KIND", help="Kind of world.")] = "street",
+    look: Annotated[str, arg(metavar="NAME", help="The look.")] = "overcast",
+    size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "240x416",
+    every: Annotated[int, arg(metavar="N", help="Compare one frame in N with the reference; 0: about 60 in all.")] = 0,
+    model: EvalModel = "compact",
+    steps: EvalSteps = None,
+    window: EvalWindow = 16,
+    seed: Annotated[int, arg(metavar="N", help="Of the stream's noise.")] = 0,
+    device: Device = "auto",
+) -> None:
+    """One long stream: drift, seams, speed, memory, and with --loop whether a place looks the same again."""
+    from flowshade.api import load_renderer
+    from flowshade.device import choose_device
+    from flowshade.evaluation import long
+    from flowshade.evaluation.page import markdown, runtime_table
+
+    run = long.LongRun(
+        kind=kind, look=_known_looks((look,))[0], frames=frames, loop=loop, size=_parse_size(size), every=every,
+        window=window, stream_seed=seed,
+    )  # fmt: skip
+    renderer = load_renderer(model, device=device, steps=steps)
+    with _progress("streaming") as progress:
+        results = long.evaluate_long(renderer, run, output, device=str(choose_device(device)), progress=progress)
+    tables = (long.drift_table(results), long.revisit_table(results), long.seam_table(results))
+    for table in (*tables, runtime_table(results["runtime"])):
+        print(markdown(table))
+    for note in results["notes"]:
+        _warn(note)
+    print(f"report: {output / 'report.html'}")
+
+
+@eval_app.command(name="compare")
+def eval_compare(
+    first: Annotated[Positional[Path], arg(metavar="A", help="An evaluation's folder.")],
+    second: Annotated[Positional[Path], arg(metavar="B", help="Another one of the same suite.")],
+    methods: Annotated[
+        tuple[str, str] | None, arg(metavar="NAME", help="A method of each; by default what each is about.")
+    ] = None,
+) -> None:
+    """Differences of every metric on the clips that both have, with 95 % bootstrap intervals."""
+    from flowshade.evaluation.compare import compare_table, load_and_compare
+    from flowshade.evaluation.page import markdown
+
+    print(markdown(compare_table(load_and_compare(first, second, methods))))
+
+
+app.command(eval_app, name="eval", help="Score renderers on suites of clips; compare results.")
+
+
+def _known_looks(names: Sequence[str]) -> tuple[str, ...]:
+    from flowshade.gbuffer.look import LOOKS
+
+    unknown = [name for name in names if name not in LOOKS]
+    if unknown:
+        raise FlowshadeError(f"unknown look {unknown[0]!r}; expected one of {', '.join(LOOKS)}.")
+    return tuple(names)
+
+
+def _evaluate_files(
+    name: str, clips: tuple[Path, ...], output: Path, looks: tuple[str, ...], frames: int | None, size: str | None,
+    pred: Path | None, model: str, steps: int | None, device: str, **options: Any,
+) -> None:  # fmt: skip
+    from flowshade.evaluation.suites import RecordedClips
+
+    chosen = None if size is None else _parse_size(size)
+    suite = RecordedClips(name, clips, looks=_known_looks(looks), frames=frames, size=chosen)
+    _evaluate(suite, output, pred, model, steps, device, **options)
+
+
+def _evaluate(
+    suite: Any, output: Path, pred: Path | None, model: str, steps: int | None, device: str, **options: Any
+) -> None:
+    from flowshade.api import load_renderer
+    from flowshade.device import choose_device
+    from flowshade.evaluation import page
+    from flowshade.evaluation.run import Evaluation, evaluate
+    from flowshade.evaluation.suites import PredictedVideos
+
+    method = load_renderer(model, device=device, steps=steps) if pred is None else PredictedVideos(pred)
+    with _progress("evaluating", "clips in a look") as progress:
+        results = evaluate(suite, method, output, Evaluation(device=str(choose_device(device)), **options), progress)
+    looks = [page.look_table(results, "psnr")] if len(results["looks"]) > 1 else []
+    for table in (
+        page.method_table(results),
+        *looks,
+        page.control_table(results),
+        page.runtime_table(results["runtime"]),
+    ):
+        print(page.markdown(table))
+    for note in results["notes"]:
+        _warn(note)
+    print(f"report: {output / 'report.html'}")
 
 
 @app.command
@@ -772,6 +1095,24 @@ def _parse_keyframes(texts: Sequence[str]) -> dict[int, str]:
     return keyframes
 
 
+def _parse_keep(text: str) -> float:
+    what, colon, share = text.partition(":")
+    try:
+        value = float(share) if colon and what.strip() == "original" else math.nan
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise FlowshadeError(f"--keep got {text[:40]!r}; expected original:SHARE, 0 to 1, such as original:0.3.")
+    return value
+
+
+def _parse_ids(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(_is_whole(part) and 0 < int(part) < 2**31 for part in parts):
+        raise FlowshadeError(f"--instances got {text[:40]!r}; expected ids from 1 up with commas between, such as 3,7.")
+    return tuple(int(part) for part in parts)
+
+
 def _parse_dtype(name: str) -> Any:
     import torch
 
@@ -823,6 +1164,10 @@ class _Lines:
         rate = done / (now - self._began)
         left = (total - done) / rate
         print(f"{self._task} {done}/{total}, {rate:.1f} {self._unit}/s, {left:.0f} s left", file=sys.stderr, flush=True)
+
+
+add_vlm_commands(eval_app, _progress)
+app.command(eval_app, name="eval", help="Evaluation: a vision-language judge, measures without references.")
 
 
 if __name__ == "__main__":

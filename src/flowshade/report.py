@@ -118,7 +118,7 @@ def render_to_files(
     seconds = time.perf_counter() - began
     record = _record(job, renderer, clip, size, total, seconds, timer.totals())
     files = _files(job)
-    _write_text(files["record"], json.dumps(record, indent=2) + "\n")
+    write_text(files["record"], json.dumps(record, indent=2) + "\n")
     return Outcome(files=files, frames=total, seconds=seconds)
 
 
@@ -272,15 +272,15 @@ def check(job: RenderJob) -> None:
     for path in _files(job).values():
         check_file(path, path.suffix)
         check_apart(path, job.clip)
-    _check_record(_files(job)["record"])
+    check_record(_files(job)["record"])
     if job.fps is not None:
         check_fps(job.fps, "fps")
     if job.size is not None:
         check_size(job.size)
 
 
-def _check_record(path: Path) -> None:
-    """Refuses to replace a JSON file that is not the record of an earlier render."""
+def check_record(path: Path) -> None:
+    """Refuses to replace a JSON file that is not the record of an earlier render. Raises: FlowshadeError."""
     if not path.exists():
         return
     try:
@@ -294,6 +294,7 @@ def _check_record(path: Path) -> None:
         )
 
 
-def _write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

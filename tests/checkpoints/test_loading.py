@@ -318,7 +318,8 @@ def test_a_check_tells_damage(released) -> None:
 
 
 def test_the_catalogue_is_complete() -> None:
-    assert list(MODELS) == ["compact", "alaya-forward", "alaya-flash", "alaya-inverse", "cosmos-inverse"]
+    ours = ["compact", "compact-inverse"]
+    assert list(MODELS) == [*ours, "alaya-forward", "alaya-flash", "alaya-inverse", "cosmos-inverse"]
     for model in MODELS.values():
         assert model.licence
         for part in model.parts:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flowshade.dataset.generate import DatasetError, DatasetPlan, Projection, generate, project, read_index
+from flowshade.dataset.generate import DatasetPlan, Projection, check_disk, generate, project
+from flowshade.dataset.index import DatasetError, read_index
 from flowshade.gbuffer.io import open_clip
 from flowshade.gbuffer.look import LOOKS
 
@@ -34,7 +35,9 @@ def test_the_index_lists_what_is_there(dataset: Path) -> None:
             assert clip.info.caption == entry["caption"]
             assert clip.reference() is not None
         assert job.look is not None
-        assert entry["look"] == {"name": job.look.name, "caption": job.look.caption()}
+        assert (entry["look"], entry["look_caption"]) == (job.look.name, job.look.caption())
+        assert (entry["world"], entry["seed"], entry["camera"]) == (job.kind, job.seed, 0)
+        assert (entry["height"], entry["width"], entry["fps"]) == (16, 32, 8)
         files = [path for path in (dataset / entry["path"]).rglob("*") if path.is_file()]
         assert entry["bytes"] == sum(path.stat().st_size for path in files)
 
@@ -67,12 +70,49 @@ def test_plans_repeat_and_vary() -> None:
     assert all(job.look == LOOKS["rain"] for job in DatasetPlan(look="rain").jobs())
 
 
-def test_projection_measures_disk() -> None:
-    """Bytes a frame are those of the clip that is written."""
-    projection = project(dataclasses.replace(PLAN, look="overcast"), workers=2)
+def test_several_cameras_share_a_world() -> None:
+    jobs = list(DatasetPlan(kinds=("street", "yard"), clips=5, cameras=2).jobs())
+    assert [job.name for job in jobs] == [
+        "street-000000", "street-000000-1", "yard-000001", "yard-000001-1", "street-000002",
+    ]  # fmt: skip
+    assert [job.camera for job in jobs] == [0, 1, 0, 1, 0]
+
+
+def test_projection_measures_every_kind_and_leaves_out_what_is_there(dataset: Path) -> None:
+    """Bytes a frame are those of the clips that are written."""
+    projection = project(PLAN, workers=2)
     assert projection.frames == 4 and projection.workers == 2
-    assert 1_000 < projection.bytes_a_frame < 60_000
+    index = read_index(dataset)
+    assert projection.bytes == pytest.approx(index["bytes"], rel=0.5)  # the first frames for all of a short clip
     assert projection.seconds_a_frame > 0
+    assert project(PLAN, dataset).clips == 0
+    with pytest.raises(DatasetError, match="another plan"):
+        project(dataclasses.replace(PLAN, fps=12), dataset)
+
+
+def test_the_index_keeps_what_was_projected(dataset: Path) -> None:
+    projection = Projection(
+        frames=4, bytes_a_frame=100.0, seconds_a_frame=0.5, setup_seconds=1.0, clips=2, workers=1
+    )  # fmt: skip
+    index = generate(PLAN, dataset, projection=projection)
+    assert index["projected"] == {"frames": 4, "bytes": 400, "seconds": 4.0}
+    assert index["seconds"] < 4.0
+
+
+def test_a_dataset_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    projection = Projection(
+        frames=10**9, bytes_a_frame=1e9, seconds_a_frame=0.5, setup_seconds=1.0, clips=2, workers=1
+    )  # fmt: skip
+    with pytest.raises(DatasetError, match=r"would take .* TiB and its disk has .* left.*Lower --clips"):
+        check_disk(projection, tmp_path / "not" / "there")
+    check_disk(dataclasses.replace(projection, frames=1, bytes_a_frame=1.0), tmp_path)
+
+
+def test_particles_are_kept_where_they_belong(tmp_path: Path) -> None:
+    plan = dataclasses.replace(PLAN, kinds=("rooms", "yard"), look="rain", particles=True, seconds=0.125)
+    index = generate(plan, tmp_path)
+    assert [clip["particles"] for clip in index["clips"]] == [None, "rain"]
+    assert [(tmp_path / clip["path"] / "particles").exists() for clip in index["clips"]] == [False, True]
 
 
 def test_projection_in_words() -> None:
@@ -96,5 +136,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
         DatasetPlan(look="dusk")
     with pytest.raises(DatasetError, match="0 clips"):
         DatasetPlan(clips=0)
+    with pytest.raises(DatasetError, match="0 cameras"):
+        DatasetPlan(cameras=0)
     with pytest.raises(DatasetError, match="hold no frame"):
         DatasetPlan(seconds=0.01)

@@ -6,7 +6,8 @@ import torch
 
 from flowshade.evaluation.baselines import AlbedoAffine
 from flowshade.evaluation.metrics import psnr, ssim
-from flowshade.evaluation.worlds import Scores, markdown_table, window_step_ratio
+from flowshade.evaluation.temporal import window_step_ratio
+from flowshade.evaluation.worlds import Scores, markdown_table
 
 
 def pictures(seed: int, frames: int = 2, size: int = 24) -> torch.Tensor:

@@ -32,8 +32,8 @@ def test_training_pairs_come_with_either_reference() -> None:
     profile = debug_renderer().profile
     spec = ClipSpec(size=SIZE, frames=4, looks=1)
     direct, paths = (
-        trace_clip("street", 3, bank, dataclasses.replace(spec, reference=reference), profile, "cpu")
-        for reference in ("direct", "paths")
+        trace_clip("street", 3, bank, dataclasses.replace(spec, path_traced=share), profile, "cpu")
+        for share in (0.0, 1.0)
     )
     assert torch.equal(direct.surface, paths.surface) and torch.equal(direct.depth, paths.depth)
     assert 0.3 < (direct.rgb.float() - paths.rgb.float()).abs().mean() < 25

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from flowshade.color import linear_to_srgb, srgb_to_linear
 from flowshade.gbuffer.io import ClipError, open_clip
+from flowshade.gbuffer.io.folder import ClipFolderReader
 from flowshade.gbuffer.io.pictures import read_png
 from flowshade.gbuffer.look import LOOKS
+from flowshade.gbuffer.particles import particle_layer
 from flowshade.gbuffer.record import record, record_clip
 from flowshade.gbuffer.trace import Tracer
 from flowshade.types import CHANNELS, CORE_CHANNELS
@@ -234,3 +236,32 @@ def test_motion_blur_is_the_mean_of_true_subframes(street: World, tmp_path: Path
     assert (blurred - sharp).abs().max() > 0.05
     with pytest.raises(ValueError, match="blur=2 and look=None"):
         record_clip(street, tmp_path / "none", frames=1, size=SIZE, blur=2)
+
+
+def test_particles_are_a_layer_beside_a_picture_without_them(street: World, tmp_path: Path) -> None:
+    """The layer of a frame is that of its time, camera and seed, also after a recording that was stopped."""
+    settings = {"frames": 3, "fps": 12, "size": SIZE, "look": "snow", "seed": 3}
+    clip = record_clip(street, tmp_path / "clip", **settings, particles="auto")
+    plain = record_clip(street, tmp_path / "plain", **settings)
+    with open_clip(clip) as reader, open_clip(plain) as other:
+        assert isinstance(reader, ClipFolderReader) and isinstance(other, ClipFolderReader)
+        assert other.particles(0, 3) is None
+        assert reader.meta["particles"] == "snow"
+        assert torch.equal(value(reader.reference(0, 3)), value(other.reference(0, 3)))
+        layers, gbuffer = value(reader.particles(0, 3)), reader.read(2, 3)
+    assert layers.shape == (3, 4, *SIZE)
+    assert (layers[:, 3].amax((1, 2)) > 0.3).all()
+    assert not torch.equal(layers[1], layers[2])
+    expected = particle_layer("snow", gbuffer, LOOKS["snow"], time=2 / 12, seed=3)
+    torch.testing.assert_close(layers[2:], expected.rgba(), atol=0.003, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("particles", "look", "message"), [("hail", "rain", "particles='hail'"), ("rain", None, "and no look")]
+)
+def test_particles_that_cannot_be(
+    street: World, tmp_path: Path, particles: str, look: str | None, message: str
+) -> None:
+    options: dict = {"particles": particles, "look": look}
+    with pytest.raises(ValueError, match=message):
+        record_clip(street, tmp_path / "clip", frames=1, size=SIZE, **options)

@@ -345,5 +345,13 @@ TINY_DECODER = KeyMap(name="Flowshade's TinyDecoder", rules=((r"(conv_in|conv_ou
 COMPACT = Model(
     name="compact", title="Flowshade's own: 2 steps, any size, CPU and GPU; in the package", licence="Apache-2.0"
 )
-MODELS = {model.name: model for model in (COMPACT, alaya_forward(), alaya_flash(), alaya_inverse(), cosmos_inverse())}
+COMPACT_INVERSE = Model(
+    name="compact-inverse",
+    title="Flowshade's own way back, video to G-buffers: any size, CPU and GPU; in the package",
+    licence="Apache-2.0",
+)
+MODELS = {
+    model.name: model
+    for model in (COMPACT, COMPACT_INVERSE, alaya_forward(), alaya_flash(), alaya_inverse(), cosmos_inverse())
+}
 """Models by name."""

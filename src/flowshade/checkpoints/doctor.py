@@ -12,10 +12,15 @@ from typing import Literal
 
 import torch
 
-from flowshade.checkpoints.catalogue import FINGERPRINTS, Model, Part
+from flowshade.checkpoints.catalogue import COMPACT, COMPACT_INVERSE, FINGERPRINTS, Model, Part
 from flowshade.checkpoints.files import TensorFile
 from flowshade.checkpoints.loading import examine, find_part, missing_sentence, models_folder
-from flowshade.checkpoints.store import default_weights, load_renderer_file
+from flowshade.checkpoints.store import (
+    default_inverse_weights,
+    default_weights,
+    load_inverse_file,
+    load_renderer_file,
+)
 from flowshade.errors import CheckpointError
 
 OLDEST_TORCH = (2, 11)
@@ -36,12 +41,12 @@ def diagnose(model: Model | None, folder: Path | None = None) -> Iterator[Findin
     """Looks at the machine and, if one is named, at a model's files. Nothing is loaded but names and shapes.
 
     Args:
-        model: which model; None looks at the machine and the compact model that ships.
+        model: which model; None looks at the machine and the compact models that ship.
         folder: where the model's files lie; None looks where `models pull` puts them.
     """
     yield from _machine(folder)
     if model is None or not model.parts:
-        yield _compact()
+        yield from (_shipped(name) for name in _SHIPPED if model is None or model.name == name)
         return
     lacking = [requirement for requirement in model.requires if importlib.util.find_spec(requirement[0]) is None]
     for package, extra in lacking:
@@ -87,12 +92,20 @@ def _available_memory() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
 
 
-def _compact() -> Finding:
+_SHIPPED = {
+    COMPACT.name: (default_weights, load_renderer_file),
+    COMPACT_INVERSE.name: (default_inverse_weights, load_inverse_file),
+}
+"""Models inside the package: where the file lies, and what loads it."""
+
+
+def _shipped(name: str) -> Finding:
+    weights, load = _SHIPPED[name]
     try:
-        renderer = load_renderer_file(default_weights())
+        model = load(weights())
     except CheckpointError as error:
-        return Finding("bad", "compact", f"{error} Mend it: pip install --force-reinstall --no-deps flowshade")
-    return Finding("good", "compact", f"{default_weights()} is right ({renderer.config.name})")
+        return Finding("bad", name, f"{error} Mend it: pip install --force-reinstall --no-deps flowshade")
+    return Finding("good", name, f"{weights()} is right ({model.config.name})")
 
 
 def _part(model: Model, part: Part, folder: Path | None) -> Iterator[Finding]:

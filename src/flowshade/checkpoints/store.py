@@ -26,13 +26,19 @@ FORMAT = "flowshade-renderer-1"
 INVERSE_FORMAT = "flowshade-inverse-1"
 """What our files call themselves; the number changes when older readers would misread them."""
 
+_WEIGHTS = Path(__file__).resolve().parent.parent / "weights"
 _OWN_METADATA = ("format", "config", "fingerprint")
 T = TypeVar("T")
 
 
 def default_weights() -> Path:
-    """The compact model's file inside the installed package."""
-    return Path(__file__).resolve().parent.parent / "weights" / "compact.safetensors"
+    """The compact renderer's file inside the installed package."""
+    return _WEIGHTS / "compact.safetensors"
+
+
+def default_inverse_weights() -> Path:
+    """The compact inverse's file inside the installed package."""
+    return _WEIGHTS / "compact-inverse.safetensors"
 
 
 def save_renderer(
@@ -83,6 +89,7 @@ def load_inverse_file(path: Path | str, device: torch.device | str = "cpu") -> I
     with torch.random.fork_rng(devices=[]):
         inverse = Inverse(config)
     load_strictly(inverse, state, what=str(path))
+    inverse.fingerprint = fingerprint(state)
     return inverse.to(device).eval()
 
 

@@ -4,9 +4,9 @@
     print(project(plan).text())         # disk and time, measured on a few frames, before anything long begins
     generate(plan, Path("data"), workers=4)
 
-A dataset is a folder of clips (see `flowshade.gbuffer.io.folder`) named `KIND-SEED`, and `dataset.json`, which lists
-them. What is complete is kept: called again with the same plan, `generate` records only what is missing, and goes on
-within a clip that was stopped.
+A dataset is a folder of clips (see `flowshade.gbuffer.io.folder`) named `KIND-SEED`, and an index of them (see
+`flowshade.dataset.index`). What is complete is kept: called again with the same plan, `generate` records only what is
+missing, and goes on within a clip that was stopped.
 """
 
 from __future__ import annotations
@@ -15,29 +15,26 @@ import dataclasses
 import json
 import multiprocessing
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any, Literal
 
-from flowshade.errors import FlowshadeError
+from flowshade.dataset.index import INDEX, DatasetError, read_index, split_of, write_index
 from flowshade.gbuffer.look import LOOKS, Look, sample_look
+from flowshade.gbuffer.particles import particles_of
 from flowshade.gbuffer.record import record_clip
 from flowshade.world import make_world
 
-INDEX = "dataset.json"
-FORMAT, VERSION = "flowshade-dataset", 1
 _UNDER_A_ROOF = ("rooms",)
 _LAMPLIT = 0.7
 """How often a clip under a roof is lit by its lamps: in daylight looks it is dark but for its windows."""
-_PROBE_FRAMES = (2, 8)
-"""Lengths of the two recordings that are measured: their difference is free of set-up."""
-
-
-class DatasetError(FlowshadeError, ValueError):
-    """A dataset cannot be planned, continued or read."""
+_PROBE_FRAMES = (1, 4)
+"""Lengths of the two recordings of each kind that are measured: their difference is free of set-up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +44,8 @@ class DatasetPlan:
     kinds: tuple[str, ...] = ("street", "hills", "yard", "rooms", "harbour")
     """Kinds of world, taken in turn."""
     clips: int = 10
+    cameras: int = 1
+    """Clips of each world, each along another camera path."""
     first_seed: int = 0
     """Of the first clip's world; seeds count up."""
     seconds: float = 10.0
@@ -60,12 +59,14 @@ class DatasetPlan:
     """Material samples a pixel."""
     blur: int = 0
     """Sub-frames of a motion-blurred second picture; 0 = none."""
+    particles: bool = False
+    """Whether clips keep a layer of what falls or rises in their look, under the open sky."""
 
     def __post_init__(self) -> None:
-        if self.clips < 1 or not self.kinds:
+        if self.clips < 1 or self.cameras < 1 or not self.kinds:
             raise DatasetError(
-                f"a dataset of {self.clips} clips of kinds {list(self.kinds)} was asked for; expected at least one of "
-                "each. Raise --clips, or name a kind."
+                f"a dataset of {self.clips} clips, {self.cameras} cameras and kinds {list(self.kinds)} was asked for; "
+                "expected at least one of each. Raise --clips or --cameras, or name a kind."
             )
         if self.look not in ("any", "none", *LOOKS):
             raise DatasetError(f"unknown look {self.look!r}; expected any, none, or one of {', '.join(LOOKS)}.")
@@ -80,13 +81,14 @@ class DatasetPlan:
     def jobs(self) -> Iterator[ClipJob]:
         """The clips in order; the same plan always gives the same ones."""
         for index in range(self.clips):
-            seed = self.first_seed + index
-            kind = self.kinds[index % len(self.kinds)]
-            yield ClipJob(kind=kind, seed=seed, look=self._look(kind, seed), plan=self)
+            world, camera = divmod(index, self.cameras)
+            seed = self.first_seed + world
+            kind = self.kinds[world % len(self.kinds)]
+            yield ClipJob(kind=kind, seed=seed, camera=camera, look=self._look(kind, seed, camera), plan=self)
 
-    def _look(self, kind: str, seed: int) -> Look | None:
+    def _look(self, kind: str, seed: int, camera: int) -> Look | None:
         if self.look == "any":
-            rng = random.Random(seed)
+            rng = random.Random(f"{seed}-{camera}" if camera else seed)
             lamplit = kind in _UNDER_A_ROOF and rng.random() < _LAMPLIT
             return sample_look(rng, "indoor" if lamplit else None)
         return LOOKS.get(self.look)
@@ -98,12 +100,14 @@ class ClipJob:
 
     kind: str
     seed: int
+    camera: int
+    """Which of the world's camera paths."""
     look: Look | None
     plan: DatasetPlan
 
     @property
     def name(self) -> str:
-        return f"{self.kind}-{self.seed:06d}"
+        return f"{self.kind}-{self.seed:06d}" + (f"-{self.camera}" if self.camera else "")
 
     def record(self, folder: Path, device: str, frames: int | None = None, resume: bool = True) -> None:
         """Records the clip to its folder inside `folder`."""
@@ -111,8 +115,30 @@ class ClipJob:
         record_clip(
             make_world(self.kind, self.seed), folder / self.name, frames=frames or plan.frames, fps=plan.fps,
             size=plan.size, look=self.look, device=device, samples=plan.samples, reference=plan.reference,
-            blur=plan.blur, resume=resume,
+            blur=plan.blur, path=self.camera, particles="auto" if self._has_weather else None, resume=resume,
         )  # fmt: skip
+
+    @property
+    def _has_weather(self) -> bool:
+        return self.plan.particles and self.look is not None and self.kind not in _UNDER_A_ROOF
+
+    def row(self, manifest: dict[str, Any], size: int) -> dict[str, Any]:
+        """The clip in the index.
+
+        Args:
+            manifest: what its `clip.json` says.
+            size: bytes on disk.
+        """
+        look = self.look
+        return {
+            "path": self.name, "world": self.kind, "seed": self.seed, "camera": self.camera,
+            "split": split_of(self.kind, self.seed), "caption": manifest["caption"],
+            "look": None if look is None else look.name, "look_caption": None if look is None else look.caption(),
+            "particles": particles_of(look) if self._has_weather and look is not None else None,
+            "reference": None if look is None else self.plan.reference, "frames": manifest["frames"],
+            "fps": manifest["fps"], "height": manifest["size"][0], "width": manifest["size"][1], "bytes": size,
+            "channels": list(manifest["channels"]),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +164,10 @@ class Projection:
         """Wall clock, if workers do not slow each other down."""
         return (self.frames * self.seconds_a_frame + self.clips * self.setup_seconds) / self.workers
 
+    def numbers(self) -> dict[str, float]:
+        """What the index keeps, to be compared with what it took."""
+        return {"frames": self.frames, "bytes": round(self.bytes), "seconds": round(self.seconds, 3)}
+
     def text(self) -> str:
         """Two lines: this plan, and four million frames at the same rates."""
         many = 4_000_000
@@ -149,24 +179,59 @@ class Projection:
         )
 
 
-def project(plan: DatasetPlan, *, workers: int = 1, device: str = "cpu") -> Projection:
-    """Records a few frames of the plan's first clip to a temporary folder and multiplies."""
-    job = next(plan.jobs())
-    taken, sizes = [], []
-    with tempfile.TemporaryDirectory() as folder:
+def project(plan: DatasetPlan, folder: Path | None = None, *, workers: int = 1, device: str = "cpu") -> Projection:
+    """Records a few frames of each kind of world to a temporary folder, and multiplies.
+
+    Args:
+        plan: what is to be recorded.
+        folder: the dataset's, whose complete clips are left out; None projects the whole plan.
+        workers: processes that will share the work.
+        device: where to trace.
+
+    Raises:
+        DatasetError: the folder holds a dataset of another plan.
+    """
+    if folder is not None:
+        _check_plan(plan, folder)
+    first: dict[str, ClipJob] = {}
+    for job in plan.jobs():
+        first.setdefault(job.kind, job)
+    probes = []
+    with tempfile.TemporaryDirectory() as place:
         # Kernels are compiled, and loaded, before anything is measured.
-        for run, frames in enumerate((_PROBE_FRAMES[0], *_PROBE_FRAMES)):
-            place = Path(folder) / str(run)
-            started = time.perf_counter()
-            job.record(place, device, frames=frames, resume=False)
-            taken.append(time.perf_counter() - started)
-            sizes.append(folder_bytes(place))
+        _probe(next(iter(first.values())), Path(place), device, _PROBE_FRAMES[0])
+        for job in first.values():
+            probes.append([_probe(job, Path(place), device, frames) for frames in _PROBE_FRAMES])
     more = _PROBE_FRAMES[1] - _PROBE_FRAMES[0]
-    a_frame = max(taken[2] - taken[1], 1e-6) / more
+    rates = [max(long[0] - short[0], 1e-6) / more for short, long in probes]
+    setup = [max(short[0] - _PROBE_FRAMES[0] * rate, 0.0) for (short, _), rate in zip(probes, rates)]
+    clips = plan.clips if folder is None else len(_Recorded(plan, folder, None).todo())
     return Projection(
-        frames=plan.frames * plan.clips, clips=plan.clips, workers=workers, seconds_a_frame=a_frame,
-        bytes_a_frame=(sizes[2] - sizes[1]) / more, setup_seconds=max(taken[1] - _PROBE_FRAMES[0] * a_frame, 0.0),
+        frames=plan.frames * clips, clips=clips, workers=workers, seconds_a_frame=mean(rates),
+        bytes_a_frame=mean((long[1] - short[1]) / more for short, long in probes), setup_seconds=mean(setup),
     )  # fmt: skip
+
+
+def _probe(job: ClipJob, folder: Path, device: str, frames: int) -> tuple[float, int]:
+    """Seconds and bytes of a short recording, which is removed again."""
+    started = time.perf_counter()
+    job.record(folder, device, frames=frames, resume=False)
+    taken, size = time.perf_counter() - started, folder_bytes(folder / job.name)
+    shutil.rmtree(folder / job.name)
+    return taken, size
+
+
+def check_disk(projection: Projection, folder: Path) -> None:
+    """Raises: DatasetError where a projected dataset does not fit on the disk of its folder."""
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free
+    if projection.bytes > free:
+        raise DatasetError(
+            f"{folder} would take {_size(projection.bytes)} and its disk has {_size(free)} left; expected room for all "
+            "of it. Lower --clips, --seconds or --size, or give a folder on another disk."
+        )
 
 
 def generate(
@@ -175,6 +240,7 @@ def generate(
     *,
     workers: int = 0,
     device: str = "cpu",
+    projection: Projection | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Records a plan's clips that `folder` lacks and writes its index.
@@ -184,29 +250,30 @@ def generate(
         folder: made if absent.
         workers: processes; 0 records in this one. With "cuda" they share the GPUs in turn.
         device: where to trace.
+        projection: kept in the index beside what it took.
         progress: called with (clips done, clips in all).
 
     Returns:
-        The content of `dataset.json`, with `bytes` and `seconds` of this call: what was projected can be compared.
+        The content of `dataset.json`: `bytes` of all clips, `seconds` of this call, and `projected`, if it was given.
 
     Raises:
         DatasetError: the folder holds a dataset of another plan.
     """
     started = time.perf_counter()
     _check_plan(plan, folder)
-    jobs = list(plan.jobs())
-    todo = [job for job in jobs if not (folder / job.name).exists()]
-    done = len(jobs) - len(todo)
-    _write_index(plan, folder, jobs, 0.0)  # the plan is on disk before the first frame
-    for _ in _recorded(todo, folder, workers, device):
+    recorded = _Recorded(plan, folder, projection)
+    todo = recorded.todo()
+    done = plan.clips - len(todo)
+    recorded.write(0.0)  # the plan is on disk before the first frame
+    for _ in _recording(todo, folder, workers, device):
         done += 1
-        _write_index(plan, folder, jobs, time.perf_counter() - started)
+        recorded.write(time.perf_counter() - started)
         if progress is not None:
-            progress(done, len(jobs))
-    return _write_index(plan, folder, jobs, time.perf_counter() - started)
+            progress(done, plan.clips)
+    return recorded.write(time.perf_counter() - started)
 
 
-def _recorded(jobs: list[ClipJob], folder: Path, workers: int, device: str) -> Iterator[None]:
+def _recording(jobs: list[ClipJob], folder: Path, workers: int, device: str) -> Iterator[None]:
     if workers == 0:
         for job in jobs:
             yield job.record(folder, device)
@@ -240,47 +307,31 @@ def _check_plan(plan: DatasetPlan, folder: Path) -> None:
         )
 
 
-def _write_index(plan: DatasetPlan, folder: Path, jobs: list[ClipJob], seconds: float) -> dict[str, Any]:
-    """Lists the clips that are complete. Atomic."""
-    clips = []
-    for job in jobs:
-        manifest = folder / job.name / "clip.json"
-        if manifest.exists():
-            content = json.loads(manifest.read_text())
-            look = None if job.look is None else {"name": job.look.name, "caption": job.look.caption()}
-            clips.append({
-                "path": job.name, "kind": job.kind, "seed": job.seed, "frames": content["frames"],
-                "fps": content["fps"], "size": content["size"], "caption": content["caption"], "look": look,
-                "channels": list(content["channels"]), "bytes": folder_bytes(folder / job.name),
-            })  # fmt: skip
-    index = {
-        "format": FORMAT, "version": VERSION, "plan": dataclasses.asdict(plan), "clips": clips,
-        "frames": sum(clip["frames"] for clip in clips), "bytes": sum(clip["bytes"] for clip in clips),
-        "seconds": round(seconds, 3),
-    }  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f"{INDEX}.tmp"
-    temporary.write_text(json.dumps(index, indent=1) + "\n")
-    temporary.replace(folder / INDEX)
-    return json.loads(json.dumps(index))
+class _Recorded:
+    """The clips of a plan that are complete; each is measured once."""
 
+    def __init__(self, plan: DatasetPlan, folder: Path, projection: Projection | None) -> None:
+        self._plan, self._folder = plan, folder
+        self._projected = None if projection is None else projection.numbers()
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._jobs = list(plan.jobs())
 
-def read_index(folder: Path) -> dict[str, Any]:
-    """The content of a dataset's index.
+    def todo(self) -> list[ClipJob]:
+        """What is still to be recorded."""
+        return [job for job in self._jobs if not (self._folder / job.name).exists()]
 
-    Raises:
-        DatasetError: there is none, or it was not written by this version.
-    """
-    path = folder / INDEX
-    if not path.is_file():
-        raise DatasetError(f"{folder} has no {INDEX}; expected a dataset. Make one with: flowshade data generate")
-    content = json.loads(path.read_text())
-    if (content.get("format"), content.get("version")) != (FORMAT, VERSION):
-        raise DatasetError(
-            f"{path} is {content.get('format')!r} version {content.get('version')}; expected {FORMAT!r} version "
-            f"{VERSION}. Read it with the Flowshade that wrote it."
-        )
-    return content
+    def write(self, seconds: float) -> dict[str, Any]:
+        """Writes the index of what is there now."""
+        for job in self._jobs:
+            manifest = self._folder / job.name / "clip.json"
+            if job.name not in self._rows and manifest.exists():
+                size = folder_bytes(self._folder / job.name)
+                self._rows[job.name] = job.row(json.loads(manifest.read_text()), size)
+        rows = [self._rows[job.name] for job in self._jobs if job.name in self._rows]
+        header: dict[str, Any] = {"plan": dataclasses.asdict(self._plan), "seconds": round(seconds, 3)}
+        if self._projected is not None:
+            header["projected"] = self._projected
+        return write_index(self._folder, header, rows)
 
 
 def folder_bytes(folder: Path) -> int:

@@ -18,7 +18,7 @@ def quantise(rgb: Tensor) -> Tensor:
 
 def psnr(prediction: Float[Tensor, "T 3 H W"], reference: Float[Tensor, "T 3 H W"]) -> Float[Tensor, " T"]:
     """Peak signal-to-noise ratio in dB over all pixels and channels of a frame; inf where identical."""
-    _same_shape(prediction, reference)
+    check_pair(prediction, reference)
     error = (quantise(prediction) - quantise(reference)).square().flatten(1).mean(1)
     return -10 * torch.log10(error)
 
@@ -29,7 +29,7 @@ def ssim(prediction: Float[Tensor, "T 3 H W"], reference: Float[Tensor, "T 3 H W
     Only windows that lie wholly inside the picture count, as in the authors' implementation, with population
     variances under the Gaussian weights. Raises ValueError for pictures smaller than the window.
     """
-    _same_shape(prediction, reference)
+    check_pair(prediction, reference)
     if min(prediction.shape[-2:]) < _WINDOW:
         raise ValueError(f"ssim got pictures of {tuple(prediction.shape[-2:])}; expected at least {_WINDOW} pixels.")
     x, y = quantise(prediction), quantise(reference)
@@ -57,7 +57,8 @@ def _blur(x: Tensor) -> Tensor:
     return torch.nn.functional.conv2d(x, columns, groups=channels)
 
 
-def _same_shape(prediction: Tensor, reference: Tensor) -> None:
+def check_pair(prediction: Tensor, reference: Tensor) -> None:
+    """Raises ValueError for anything but two [T, 3, H, W] of the same size."""
     if prediction.shape != reference.shape or prediction.ndim != 4:
         raise ValueError(
             f"got pictures {tuple(prediction.shape)} and {tuple(reference.shape)}; expected two [T, 3, H, W] of the "

@@ -21,6 +21,7 @@ from flowshade.color import linear_to_srgb
 from flowshade.errors import FlowshadeError
 from flowshade.evaluation.baselines import AlbedoAffine
 from flowshade.evaluation.metrics import psnr, ssim
+from flowshade.evaluation.temporal import window_step_ratio
 from flowshade.gbuffer.look import LOOKS
 from flowshade.gbuffer.shade import shade_without_rays
 from flowshade.renderer.renderer import Renderer
@@ -71,7 +72,9 @@ class ReferenceClip:
     """Look name to [T, 3, H, W] display sRGB."""
 
 
-def reference_clip(suite: WorldSuite, index: int, device: str) -> ReferenceClip:
+def reference_clip(
+    suite: WorldSuite, index: int, device: str, channels: Sequence[str] = (*CORE_CHANNELS, "emission")
+) -> ReferenceClip:
     """Traces one of the suite's clips."""
     from flowshade.gbuffer.rollout import rollout
     from flowshade.gbuffer.trace import Tracer
@@ -79,7 +82,6 @@ def reference_clip(suite: WorldSuite, index: int, device: str) -> ReferenceClip:
 
     kind, seed = suite.kinds[index % len(suite.kinds)], HELD_OUT_SEED + index
     world = make_world(kind, seed, fps=suite.fps)
-    channels = (*CORE_CHANNELS, "emission")
     tracer = Tracer(
         world.model, size=suite.size, device=device, samples=suite.samples, channels=channels, reference=suite.reference
     )
@@ -144,18 +146,6 @@ def _mean(values: list[float]) -> float | None:
     """Mean of the numbers among the values; None if there is none."""
     numbers = [value for value in values if np.isfinite(value)]
     return float(np.mean(numbers)) if numbers else None
-
-
-def window_step_ratio(prediction: Tensor, reference: Tensor, window: int) -> float:
-    """Mean absolute change of (prediction - reference) across window borders over that inside windows.
-
-    Motion that the reference has too cancels. nan for clips of one window.
-    """
-    change = (prediction - reference).diff(dim=0).abs().flatten(1).mean(1)  # [T - 1]
-    border = (torch.arange(1, prediction.shape[0], device=change.device) % window) == 0
-    if not border.any() or border.all():
-        return float("nan")
-    return float(change[border].mean() / change[~border].mean())
 
 
 def evaluate_worlds(

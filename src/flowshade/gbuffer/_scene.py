@@ -21,6 +21,7 @@ Array = NDArray[Any]
 _ROLE = mujoco.mjtTextureRole
 _GREY = (0.5, 0.5, 0.5, 1.0)  # MuJoCo's default geom colour: "no colour given" where there is a material
 _LUMINANCE = np.array([0.2126, 0.7152, 0.0722])
+CONSTRUCTOR = "sah"  # of the trees over triangles: slower to build than the default on a GPU, faster to search
 _LAMP_RADIUS = 1.0  # emissive geoms up to this size (metres) light their surroundings; larger ones only glow
 
 
@@ -48,6 +49,17 @@ def is_visible(model: mujoco.MjModel, geom: int, groups: frozenset[int]) -> bool
     material = model.geom_matid[geom]
     seen = model.geom_rgba[geom, 3] > 0 and (material < 0 or model.mat_rgba[material, 3] > 0)
     return bool(seen) and int(np.clip(model.geom_group[geom], 0, mujoco.mjNGROUP - 1)) in groups
+
+
+def is_fixed(model: mujoco.MjModel, geom: int) -> bool:
+    """Whether a geom is flat-faced, casts shadows, sends out no light and hangs on no joint."""
+    kind, body, material = model.geom_type[geom], int(model.geom_bodyid[geom]), int(model.geom_matid[geom])
+    flat = kind in (kernels.MESH, int(mujoco.mjtGeom.mjGEOM_SDF), kernels.HFIELD, kernels.BOX)
+    glows = material >= 0 and (
+        model.mat_emission[material] > 0 or model.mat_texid[material, int(_ROLE.mjTEXROLE_EMISSIVE)] >= 0
+    )
+    still = model.body_weldid[body] == 0 and model.body_mocapid[model.body_rootid[body]] < 0
+    return bool(flat and still and not glows and model.geom_castshadow[geom])
 
 
 @dataclass
@@ -91,12 +103,14 @@ class SceneArrays:
             warnings.warn("the tracer draws geoms only; this model's flexes and skins will not be seen.", stacklevel=3)
         self.visible: list[int] = visible
         self.planes = [g for g in visible if model.geom_type[g] == kernels.PLANE]
-        self.bounded = [g for g in visible if model.geom_type[g] != kernels.PLANE]
+        self.fixed = [g for g in visible if is_fixed(model, g)]
+        self.bounded = [g for g in visible if g not in {*self.planes, *self.fixed}]
         self._used = self._textures_in_use(model)
         self._pack_textures(model)
         self._pack_meshes(model)
         self._pack_geoms(model)
         self._pack_lamps(model)
+        self._pack_fixed(model)
         self.struct: Any = kernels.Scene()
         self._fill_struct()
 
@@ -168,7 +182,7 @@ class SceneArrays:
         """One `wp.Mesh` an asset in use; normals and texture coordinates are stored for each triangle corner."""
         self._mesh: dict[tuple[str, int], tuple[Any, int, bool]] = {}
         normals, uvs, total = [], [], 0
-        for geom in self.bounded:
+        for geom in [*self.bounded, *self.fixed]:
             kind, asset = self._asset(model, geom)
             if kind == "primitive" or (kind, asset) in self._mesh:
                 continue
@@ -207,7 +221,7 @@ class SceneArrays:
         table: Any = np.zeros(max(model.ngeom, 1), dtype)
         shapes: Any = np.zeros(max(len(self.visible), 1), _dtype_of(kernels.Shape))
         boxes = np.zeros((2, max(len(self.bounded), 1), 3), np.float32)  # centres, half extents
-        order = {geom: item for item, geom in enumerate([*self.bounded, *self.planes])}
+        order = {geom: item for item, geom in enumerate([*self.bounded, *self.planes, *self.fixed])}
         for name in ("tex_rgb", "tex_roughness", "tex_metallic", "tex_orm", "tex_emission"):
             table[name] = -1
         for geom in self.visible:
@@ -229,9 +243,16 @@ class SceneArrays:
             for name in ("size", "mesh", "type"):
                 shape[name] = row[name]
             shape["geom"], shape["casts_shadow"] = geom, int(model.geom_castshadow[geom])
+        first = len(self.bounded) + len(self.planes)
+        shapes["first_face"][first : first + len(self.fixed)] = self._first_faces(model)
         self.shapes = self._upload(shapes, kernels.Shape)
         self.centre, self.half = (self._upload(box, wp.vec3) for box in boxes)
         self.table = table
+
+    def _first_faces(self, model: mujoco.MjModel) -> Array:
+        """Where the faces of each fixed geom start in the fixed mesh."""
+        counts = [len(self._triangles_of(model, geom)) for geom in self.fixed]
+        return np.cumsum([0, *counts])[: len(counts)]
 
     def _pack_material(self, model: mujoco.MjModel, geom: int, row: Any) -> None:
         material = int(model.geom_matid[geom])
@@ -285,7 +306,7 @@ class SceneArrays:
         corners, geoms, faces, powers, exact = [], [], [], [], []
         for geom in self.visible:
             row = self.table[geom]
-            if row["emission"] <= 0 or row["is_lamp"]:
+            if row["emission"] <= 0 or row["is_lamp"] or row["type"] == kernels.HFIELD:
                 continue
             triangles = self._triangles_of(model, geom)
             material = int(model.geom_matid[geom])
@@ -311,12 +332,49 @@ class SceneArrays:
     def _triangles_of(self, model: mujoco.MjModel, geom: int) -> Array:
         """[E, 3, 3] corners of a geom's surface in its own frame; none for what has no end."""
         kind, asset = self._asset(model, geom)
-        if kind == "mesh":
-            points, faces, _, _ = _mesh_triangles(model, asset)
+        if kind != "primitive":
+            build = _mesh_triangles if kind == "mesh" else _hfield_triangles
+            points, faces, _, _ = build(model, asset)
             return points[faces].astype(np.float64)
-        if kind == "hfield":
-            return np.zeros((0, 3, 3))
         return primitive_triangles(int(model.geom_type[geom]), model.geom_size[geom])
+
+    # What never moves ---------------------------------------------------------------------------------------------
+
+    def _pack_fixed(self, model: mujoco.MjModel) -> None:
+        """Triangles of the fixed geoms, in their own frames, until `place_fixed` joins them."""
+        self._fixed_triangles = [self._triangles_of(model, geom) for geom in self.fixed]
+        counts = [len(triangles) for triangles in self._fixed_triangles]
+        first = len(self.bounded) + len(self.planes)
+        shape = np.repeat(np.arange(first, first + len(counts)), counts).astype(np.int32)
+        self.fixed_shape = self._upload(shape if len(shape) else np.zeros(1, np.int32), int)
+        self._fixed_poses: tuple[Array, Array] | None = None
+
+    def place_fixed(self, positions: Array, rotations: Array) -> None:
+        """Joins the fixed geoms to one mesh in the world's frame; does nothing while their poses stay what they were.
+
+        Args:
+            positions: [G, 3] of all geoms.
+            rotations: [G, 9] of all geoms, geom to world.
+        """
+        if not self.fixed:
+            return
+        poses = positions[self.fixed], rotations[self.fixed]
+        if self._fixed_poses is not None and all(map(np.array_equal, poses, self._fixed_poses)):
+            return
+        self._fixed_poses = poses
+        corners = np.concatenate(
+            [
+                triangles.reshape(-1, 3) @ rotation.reshape(3, 3).T + position
+                for triangles, position, rotation in zip(self._fixed_triangles, *poses, strict=True)
+            ]
+        )
+        self._fixed_mesh = wp.Mesh(
+            points=wp.array(corners.astype(np.float32), dtype=wp.vec3, device=self.device),
+            indices=wp.array(np.arange(len(corners), dtype=np.int32), dtype=wp.int32, device=self.device),
+            bvh_constructor=CONSTRUCTOR,
+        )
+        self.solids.fixed = self._fixed_mesh.id
+        self.struct.solids = self.solids
 
     # The struct ---------------------------------------------------------------------------------------------------
 
@@ -328,6 +386,7 @@ class SceneArrays:
         self.solids: Any = kernels.Solids()
         self.solids.shapes = self.shapes
         self.solids.bounded, self.solids.planes = len(self.bounded), len(self.planes)
+        self.solids.fixed_shape = self.fixed_shape
         scene.solids = self.solids
 
     def use_bvh(self, bvh: wp.Bvh) -> None:

@@ -90,6 +90,7 @@ class Shape:
     type: int
     geom: int
     casts_shadow: int
+    first_face: int  # of a fixed one, in Solids.fixed
 
 
 @wp.struct
@@ -98,8 +99,10 @@ class Solids:
 
     bvh: wp.uint64
     bounded: int  # shapes in the BVH: the first of `shapes`
-    planes: int  # planes: the others
+    planes: int  # planes, which follow them; then come those of the fixed mesh
     shapes: wp.array(dtype=Shape)
+    fixed: wp.uint64  # triangles, in the world's frame, of what never moves; 0 = none
+    fixed_shape: wp.array(dtype=int)  # the shape of each of its faces
 
 
 @wp.struct
@@ -313,13 +316,28 @@ def blocked(shape: Shape, o: wp.vec3, d: wp.vec3, limit: float) -> bool:
 
 
 @wp.func
+def fixed_hit(solids: Solids, o: wp.vec3, d: wp.vec3, limit: float) -> Hit:
+    """The nearest of the fixed surfaces along a ray, nearer than `limit`."""
+    hit = Hit()
+    hit.t = limit
+    hit.geom = int(-1)
+    hit.face = int(0)
+    hit.shape = int(-1)
+    if solids.fixed != wp.uint64(0):
+        query = wp.mesh_query_ray(solids.fixed, o, d, limit)
+        if query.result:
+            hit.t = query.t
+            hit.shape = solids.fixed_shape[query.face]
+            hit.geom = solids.shapes[hit.shape].geom
+            if solids.shapes[hit.shape].mesh != wp.uint64(0):
+                hit.face = query.face - solids.shapes[hit.shape].first_face
+    return hit
+
+
+@wp.func
 def closest_hit(solids: Solids, o: wp.vec3, d: wp.vec3, limit: float) -> Hit:
     """The nearest surface along a ray of unit direction, nearer than `limit`."""
-    best = Hit()
-    best.t = limit
-    best.geom = int(-1)
-    best.face = int(0)
-    best.shape = int(-1)
+    best = fixed_hit(solids, o, d, limit)
     for k in range(solids.planes):
         hit = hit_shape(solids.shapes[solids.bounded + k], o, d, best.t)
         if hit.geom >= 0:
@@ -360,6 +378,8 @@ def closest_of(solids: Solids, candidates: vec9i, o: wp.vec3, d: wp.vec3) -> Hit
 @wp.func
 def occluded(solids: Solids, o: wp.vec3, d: wp.vec3, limit: float, ignored: int) -> bool:
     """Whether anything that casts shadows, other than geom `ignored`, lies along a ray nearer than `limit`."""
+    if solids.fixed != wp.uint64(0) and wp.mesh_query_ray_anyhit(solids.fixed, o, d, limit):
+        return True
     for k in range(solids.planes):
         shape = solids.shapes[solids.bounded + k]
         if shape.geom != ignored and shape.casts_shadow != 0 and blocked(shape, o, d, limit):

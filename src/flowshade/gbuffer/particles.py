@@ -74,6 +74,10 @@ class ParticleLayer:
         """A picture, display sRGB, with the layer over it."""
         return torch.lerp(picture, self.rgb, self.mask)
 
+    def rgba(self) -> Float[Tensor, "T 4 H W"]:
+        """Colour and mask in one, as clips keep them."""
+        return torch.cat([self.rgb, self.mask], 1)
+
 
 def particles_of(look: Look) -> ParticleKind | None:
     """The kind that belongs to a look's family, if any: rain for rain, flakes for snow, bubbles under water."""

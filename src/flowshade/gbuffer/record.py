@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import mujoco
 import numpy as np
@@ -24,6 +24,7 @@ from torch import Tensor
 from flowshade.gbuffer.io import ClipError, ClipWriter
 from flowshade.gbuffer.io.folder import partial_folder
 from flowshade.gbuffer.look import LOOKS, Look
+from flowshade.gbuffer.particles import ParticleKind, particle_layer, particles_of
 from flowshade.gbuffer.rollout import TracedFrame, blurred_rollout, rollout, save_state
 from flowshade.gbuffer.trace import Reference, Tracer
 from flowshade.types import GBuffer
@@ -92,6 +93,7 @@ def record_clip(
     samples: int = 4,
     reference: Reference = "direct",
     blur: int = 0,
+    particles: ParticleKind | Literal["auto"] | None = None,
     resume: bool = False,
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -113,6 +115,8 @@ def record_clip(
         reference: how the pictures are made, as in `Tracer`.
         blur: sub-frames of a second, motion-blurred version of each picture, kept in `blur/` beside the sharp one; 0 =
             none. Needs a look. Such clips hold no motion vectors.
+        particles: rain, snow, fireflies or bubbles, kept in `particles/` as a layer of its own with a mask; "auto"
+            takes what belongs to the look, if anything does. Needs a look. Pictures stay without them.
         resume: keep what is recorded when the recording stops early, killed or not, and go on from there when it is
             called again with the same settings. The finished clip is the same to the last bit as one made in one go.
         overwrite: replace an existing clip folder.
@@ -122,14 +126,15 @@ def record_clip(
         The folder.
 
     Raises:
-        ValueError: an unknown look, both `seconds` and `frames`, a path that the world lacks, or
-            as in `record`.
+        ValueError: an unknown look or particle, both `seconds` and `frames`, a path that the world lacks, or as in
+            `record`.
         ClipError: the folder exists and `overwrite` is false.
     """
     total = _frame_count(seconds, frames, fps)
     name, chosen = _look(look)
     if blur < 0 or (blur and chosen is None):
         raise ValueError(f"record_clip got blur={blur} and look={name}; expected a look, and 0 or more sub-frames.")
+    falling = _particles(particles, chosen)
     route = _path(world, path)
     meta = {
         "world": world.name, "seed": world.seed, "path": path if isinstance(path, int) else "custom",
@@ -140,6 +145,8 @@ def record_clip(
         meta["look_parameters"] = dataclasses.asdict(chosen)
     if blur:
         meta["blur_subframes"] = blur
+    if falling is not None:
+        meta["particles"] = falling
     started = _Checkpoint(Path(out_dir), {**meta, "frames": total, "fps": fps, "size": list(size)}) if resume else None
     first = started.frames if started else 0
     world = world.with_fps(fps * 2 * blur if blur else fps)
@@ -161,7 +168,11 @@ def record_clip(
     ) as writer:  # fmt: skip
         frames_of: Any = blurred_rollout if blur else _plain_rollout
         for frame, blurred in frames_of(world, tracer, subframes=blur, **options):
-            writer.append(frame.gbuffer, frame.pictures[0] if looks else None, blurred[0] if blurred else None)
+            layer = None
+            if falling is not None and chosen is not None:
+                layer = particle_layer(falling, frame.gbuffer, chosen, time=frame.index / fps, seed=seed).rgba()
+            picture = frame.pictures[0] if looks else None
+            writer.append(frame.gbuffer, picture, blurred[0] if blurred else None, layer)
             if started is not None and writer.frames % CHECKPOINT_FRAMES == 0 and writer.frames < total:
                 # With blur the shutter is closed for the last sub-frames of a frame: those are simulated again.
                 started.save(writer.frames, None if blur else states[frame.index])
@@ -236,6 +247,18 @@ def _path(world: World, path: CameraPath | int) -> CameraPath:
     if path and not world.rails:
         raise ValueError(f"camera path {path} was asked for, but {world.name} has a single one; expected 0.")
     return world.nth_path(path)
+
+
+def _particles(given: ParticleKind | Literal["auto"] | None, look: Look | None) -> ParticleKind | None:
+    if given is None:
+        return None
+    kinds = ("auto", *get_args(ParticleKind))
+    if given not in kinds or look is None:
+        raise ValueError(
+            f"record_clip got particles={given!r} and {'no look' if look is None else 'a look'}; expected one of "
+            f"{', '.join(kinds)}, or None, and a look, which lights them."
+        )
+    return particles_of(look) if given == "auto" else given
 
 
 def _look(look: str | Look | None) -> tuple[str | None, Look | None]:

@@ -161,6 +161,7 @@ class Tracer:
             if self._updates == 0:
                 self._poses[1 - self._current].copy_(target)
             self._point_to_poses()
+            self._scene.place_fixed(data.geom_xpos, data.geom_xmat)
             self._refit(build=self._updates == 0)
         self._updates += 1
 

@@ -69,7 +69,7 @@ def channel_picture(gbuffer: GBuffer, name: str) -> UInt8[Tensor, "T H W 3"]:
     return to_uint8(repeat(shown, "t 1 h w -> t 3 h w") if shown.shape[1] == 1 else shown)
 
 
-def to_uint8(display: Float[Tensor, "T 3 H W"]) -> UInt8[Tensor, "T H W 3"]:
+def to_uint8(display: Float[Tensor, "T C H W"]) -> UInt8[Tensor, "T H W C"]:
     """Display values in [0, 1] to bytes, rounded to nearest; NaN becomes 0."""
     bytes_ = (display.nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)
     return rearrange(bytes_, "t c h w -> t h w c").contiguous()

@@ -34,6 +34,9 @@ class Inverted:
 class Inverse(nn.Module):
     """The inverse renderer, streaming: memory and time a picture do not grow."""
 
+    fingerprint = ""
+    """Which weights it has; empty if they come from no file."""
+
     def __init__(self, config: InverseConfig) -> None:
         super().__init__()
         self.config = config
@@ -41,6 +44,10 @@ class Inverse(nn.Module):
         self._state: InverseState | None = None
         self._size: tuple[int, int] | None = None
         self._focal = 0.0
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
 
     def reset(self, *, focal: float | None = None) -> None:
         """Starts a stream.
@@ -65,10 +72,9 @@ class Inverse(nn.Module):
         rgb = frames.rgb
         height, width = rgb.shape[-2:]
         check_pictures(rgb, self._size)
-        device = next(self.parameters()).device
         padding = (0, -width % STRIDE, 0, -height % STRIDE)
-        padded = F.pad(rgb.to(device), padding, mode="replicate").clamp(0, 1)
-        focal = torch.tensor([self._focal * width / padded.shape[-1]], device=device)
+        padded = F.pad(rgb.to(self.device), padding, mode="replicate").clamp(0, 1)
+        focal = torch.tensor([self._focal * width / padded.shape[-1]], device=self.device)
         estimate, self._state = self.network(padded[None], focal, self._state)
         self._size = (height, width)
         return _inverted(estimate, height, width)

@@ -3,6 +3,7 @@
     clip.json            what the clip is: frames, fps, size, channels and how each is stored, caption, meta
     frames/000000.exr    the channels of a frame (albedo.R, ..., depth.Z, normal.X, ...) and its camera
     rgb/000000.png       the reference picture of a frame, 8-bit display sRGB
+    particles/000000.png rain, snow and the like of a frame, to lay over the picture: display sRGB and a mask as alpha
 
 Any EXR viewer shows the frames. Depth, normals, emission and motion are stored as float32 and instance ids as
 integers: what was written is what is read, bit for bit. Albedo, roughness and metallic are float16 (relative
@@ -185,9 +186,20 @@ class ClipFolderReader(ClipReader):
         pictures = [self._picture(self._path / "rgb" / f"{index:06d}.png") for index in range(start, stop)]
         return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255
 
-    def _picture(self, path: Path) -> np.ndarray:
+    def particles(self, start: int, stop: int) -> Float[Tensor, "T 4 H W"] | None:
+        """The particle layer of frames `start` to `stop` - 1: display sRGB and mask, [0, 1]; None if there is none.
+
+        Raises:
+            ClipError: a file is missing or of another size.
+        """
+        if not (self._path / "particles").is_dir():
+            return None
+        layers = [self._picture(self._path / "particles" / f"{i:06d}.png", planes=4) for i in range(start, stop)]
+        return torch.from_numpy(np.stack(layers)).permute(0, 3, 1, 2).float() / 255
+
+    def _picture(self, path: Path, planes: int = 3) -> np.ndarray:
         picture = read_png(path)
-        expected = (*self._manifest.size, 3)
+        expected = (*self._manifest.size, planes)
         if picture.shape != expected or picture.dtype != np.uint8:
             raise ClipError(
                 f"{path} is {picture.dtype} {list(picture.shape)}; expected uint8 {list(expected)} like the other "
@@ -267,21 +279,22 @@ class ClipWriter:
         gbuffer: GBuffer,
         rgb: Float[Tensor, "T 3 H W"] | None = None,
         blurred: Float[Tensor, "T 3 H W"] | None = None,
+        particles: Float[Tensor, "T 4 H W"] | None = None,
     ) -> None:
         """Adds frames, with their reference pictures (display sRGB in [0, 1]) if the clip has any.
 
-        `blurred` are the same with motion blur, kept as `blur/000000.png` beside the sharp ones.
+        `blurred` are the same with motion blur, kept as `blur/000000.png` beside the sharp ones; `particles` are
+        layers to lay over either, display sRGB and mask, kept as `particles/000000.png`.
 
         Raises:
             ClipError: another size, other channels, camera or pictures than the first run, or a full disk.
         """
         with writing(self.path):
-            self._append(gbuffer, rgb, blurred)
+            self._append(gbuffer, {"rgb": rgb, "blur": blurred, "particles": particles})
 
-    def _append(self, gbuffer: GBuffer, rgb: Tensor | None, blurred: Tensor | None) -> None:
-        self._settle(gbuffer, rgb)
+    def _append(self, gbuffer: GBuffer, given: dict[str, Tensor | None]) -> None:
+        self._settle(gbuffer, given["rgb"])
         gbuffer = gbuffer.to("cpu")
-        given = {"rgb": rgb, "blur": blurred}
         pictures = {kind: to_uint8(value.float().cpu()).numpy() for kind, value in given.items() if value is not None}
         for kind in pictures:
             (self._temporary / kind).mkdir(exist_ok=True)

@@ -247,12 +247,12 @@ SUFFIXES = tuple(_READERS)
 
 
 def write_png(path: Path, values: np.ndarray) -> None:
-    """Writes [H, W] or [H, W, 3], uint8 or uint16, red first. The file appears whole or not at all.
+    """Writes [H, W] or [H, W, 3 or 4], uint8 or uint16, red first. The file appears whole or not at all.
 
     Raises:
         ClipError: another kind of values, or a place that cannot be written to.
     """
-    stored = values if values.ndim == 2 else cv2.cvtColor(values, cv2.COLOR_RGB2BGR)
+    stored = values if values.ndim == 2 else values[..., [2, 1, 0, 3][: values.shape[-1]]]
     encoded, data = cv2.imencode(".png", stored, [cv2.IMWRITE_PNG_COMPRESSION, FAST_COMPRESSION])
     if not encoded:
         raise ClipError(f"{path}: {values.dtype} {list(values.shape)} cannot be written as PNG; expected 8 or 16 bit.")

@@ -12,7 +12,9 @@ import av
 import av.error
 import numpy as np
 import torch
-from av.container import OutputContainer
+from av.audio.layout import AudioLayout
+from av.container import InputContainer, OutputContainer
+from av.packet import Packet
 from av.video.reformatter import ColorRange, Colorspace, Interpolation
 from einops import rearrange
 from jaxtyping import Shaped, UInt8
@@ -30,6 +32,10 @@ TO_YUV = Interpolation.AREA | Interpolation.ACCURATE_RND | Interpolation.FULL_CH
 TO_RGB = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
 
 
+PREROLL = 0.1
+"""Seconds of sound before the first picture that are kept: decoders of AAC need a packet to start from."""
+
+
 class VideoWriter:
     """Writes pictures to an MP4 file, in constant memory.
 
@@ -44,6 +50,8 @@ class VideoWriter:
         crf: H.264 quality, 0 (best) to 51; 18 is visually lossless.
         lossless: keep every byte (RGB H.264). Data survives; browsers do not play it.
         overwrite: replace an existing file.
+        sound: a file whose first audio stream goes along, as long as the pictures last; copied where MP4 can hold it,
+            else encoded as AAC. None, or a file without audio: no sound.
     """
 
     def __init__(
@@ -55,6 +63,7 @@ class VideoWriter:
         crf: int = 18,
         lossless: bool = False,
         overwrite: bool = True,
+        sound: Path | None = None,
     ) -> None:
         self.path = Path(path)
         self.size = size
@@ -62,7 +71,8 @@ class VideoWriter:
         height, width = size
         self.padded = size if lossless else (height + height % 2, width + width % 2)
         _check_video_request(self.path, fps, size, overwrite)
-        self._lossless = lossless
+        self._lossless, self._fps = lossless, fps
+        self._sound: SoundTrack | None = None
         self._temporary = temporary_beside(self.path)
         self._container: OutputContainer | None = None
         with writing(self.path):
@@ -71,6 +81,7 @@ class VideoWriter:
             self._container = container
             try:
                 self._stream = self._add_stream(container, fps, crf)
+                self._sound = None if sound is None else SoundTrack.of(sound, container)
             except BaseException:
                 self.discard()
                 raise
@@ -110,6 +121,8 @@ class VideoWriter:
                 )
             self._container.mux(self._stream.encode(frame))
             self.frames += 1
+            if self._sound is not None:
+                self._sound.write(self._container, until=self.frames / self._fps)
 
     def _checked(self, pictures: Tensor | np.ndarray | Frames) -> np.ndarray:
         if isinstance(pictures, Frames):
@@ -142,6 +155,8 @@ class VideoWriter:
         try:
             with writing(self.path):
                 self._container.mux(self._stream.encode(None))
+                if self._sound is not None:
+                    self._sound.finish(self._container)
                 self._container.close()
                 self._container = None
                 self._temporary.replace(self.path)
@@ -151,7 +166,10 @@ class VideoWriter:
     def discard(self) -> None:
         """Removes what was written so far."""
         container, self._container = self._container, None
+        sound, self._sound = self._sound, None
         try:
+            if sound is not None:
+                sound.close()
             if container is not None:
                 # On a full disk FFmpeg cannot finish this file either, which is thrown away.
                 with suppress(OSError, av.error.FFmpegError):
@@ -169,6 +187,100 @@ class VideoWriter:
             self.close()
         else:
             self.discard()
+
+
+def _layout(layout: AudioLayout) -> str:
+    """The name of a layout; some files say only how many channels there are."""
+    return {1: "mono", 2: "stereo"}.get(layout.nb_channels, layout.name)
+
+
+class SoundTrack:
+    """The first audio stream of a file on its way into another, a stretch at a time.
+
+    Args:
+        path: the file, for messages.
+        source: it, opened.
+        out: the file being written, before its first packet.
+    """
+
+    def __init__(self, path: Path, source: InputContainer, out: OutputContainer) -> None:
+        self._path, self._source = path, source
+        stream = source.streams.audio[0]
+        self._copied = stream.codec_context.codec.name in out.supported_codecs
+        if self._copied:
+            self._stream = out.add_stream_from_template(stream)
+        else:
+            self._stream = out.add_stream("aac", rate=stream.rate, layout=_layout(stream.codec_context.layout))
+        first = source.streams.video[0].start_time if source.streams.video else None
+        base = source.streams.video[0].time_base if source.streams.video else None
+        self._begin = float(first * base) if first is not None and base is not None else 0.0
+        self._packets = source.demux(stream)
+        self._waiting: Packet | None = None
+
+    @staticmethod
+    def of(path: Path, out: OutputContainer) -> SoundTrack | None:
+        """The track of a file; None if it has no audio.
+
+        Raises:
+            ClipError: a file that cannot be opened.
+        """
+        try:
+            source = av.open(_url(path), metadata_errors="replace")
+        except av.error.FFmpegError as error:
+            raise ClipError(
+                f"{path} cannot be opened for its sound ({reason(error)}); expected a video. Check the path."
+            ) from error
+        if not source.streams.audio:
+            source.close()
+            return None
+        return SoundTrack(path, source, out)
+
+    def write(self, out: OutputContainer, until: float) -> None:
+        """Sends on what sounds before `until`, seconds from the first picture."""
+        while (packet := self._peek()) is not None and self._time(packet) < until:
+            self._waiting = None
+            if self._time(packet) >= -PREROLL:
+                self._send(out, packet)
+
+    def finish(self, out: OutputContainer) -> None:
+        """Ends the stream."""
+        if not self._copied:
+            out.mux(self._stream.encode(None))
+        self.close()
+
+    def close(self) -> None:
+        self._source.close()
+
+    def _peek(self) -> Packet | None:
+        try:
+            while self._waiting is None:
+                packet = next(self._packets, None)
+                if packet is None or packet.dts is None:  # the end: an empty packet that flushes decoders
+                    return None
+                self._waiting = packet
+        except av.error.FFmpegError as error:
+            raise ClipError(
+                f"the sound of {self._path} cannot be read ({reason(error)}). It is damaged: write it again."
+            ) from error
+        return self._waiting
+
+    def _time(self, packet: Packet) -> float:
+        """Seconds from the first picture."""
+        stamp = packet.dts if packet.pts is None else packet.pts
+        assert stamp is not None
+        return float(stamp * packet.time_base) - self._begin
+
+    def _send(self, out: OutputContainer, packet: Packet) -> None:
+        if not self._copied:
+            for frame in packet.decode():
+                frame.pts = None  # the encoder counts samples itself
+                out.mux(self._stream.encode(frame))
+            return
+        shift = round(self._begin / packet.time_base)
+        packet.pts = None if packet.pts is None else packet.pts - shift
+        packet.dts = None if packet.dts is None else packet.dts - shift
+        packet.stream = self._stream
+        out.mux(packet)
 
 
 def _check_video_request(path: Path, fps: float, size: tuple[int, int], overwrite: bool) -> None:

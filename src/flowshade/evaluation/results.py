@@ -1,0 +1,106 @@
+"""Results on disk: whole or not at all, a file a clip, and never mixed with those of other settings."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowshade.errors import FlowshadeError
+from flowshade.gbuffer.io.limits import read_json
+from flowshade.gbuffer.io.outputs import replacing
+
+RESULTS = "results.json"
+REPORT = "report.html"
+
+
+class ResultFolder:
+    """An evaluation's folder.
+
+    `settings.json` says what was asked for, `clips/NAME.json` and `clips/NAME.npz` hold a clip's scores and features
+    once it is done, beside pictures of it; `results.json` and `report.html` come last.
+
+    Args:
+        path: the folder, made if absent.
+        settings: what scores depend on.
+
+    Raises:
+        FlowshadeError: the folder holds results of other settings.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self.path = path
+        self.clips = path / "clips"
+        self._check(plain(settings))
+        self.clips.mkdir(parents=True, exist_ok=True)
+        write_json(path / "settings.json", settings)
+
+    def _check(self, settings: dict[str, Any]) -> None:
+        before = self.path / "settings.json"
+        if not before.exists():
+            if self.path.is_dir() and any(self.path.iterdir()):
+                raise FlowshadeError(
+                    f"{self.path} is not empty and holds no evaluation; expected a new folder, or one to go on with. "
+                    "Give another --output."
+                )
+            return
+        found = read_json(before)
+        other = [name for name in {**found, **settings} if found.get(name) != settings.get(name)]
+        if other:
+            name = sorted(other)[0]
+            raise FlowshadeError(
+                f"{self.path} holds results of {name} {found.get(name)!r}, and {settings.get(name)!r} was asked for; "
+                "give another --output, or remove the folder."
+            )
+
+    def done(self, clip: str) -> bool:
+        """Whether a clip's scores are complete."""
+        return (self.clips / f"{clip}.json").exists()
+
+    def save(self, clip: str, scores: dict[str, Any], features: dict[str, np.ndarray]) -> None:
+        """Writes a clip's scores; the JSON comes last, since it marks the clip as done."""
+        with replacing(self.clips / f"{clip}.npz") as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, **features)  # pyright: ignore[reportArgumentType]
+        write_json(self.clips / f"{clip}.json", scores)
+
+    def load(self, clip: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """What `save` wrote."""
+        with np.load(self.clips / f"{clip}.npz", allow_pickle=False) as file:
+            return read_json(self.clips / f"{clip}.json"), {name: file[name] for name in file.files}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """JSON that every reader takes: numbers that are not finite become null. The file appears whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(plain(value), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def plain(value: Any) -> Any:
+    """The same in the types of JSON."""
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, (float, np.floating)):
+        return float(value) if math.isfinite(value) else None
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def load_results(path: Path) -> dict[str, Any]:
+    """What an evaluation wrote, by its folder or its `results.json`.
+
+    Raises:
+        FlowshadeError: nothing is there, or another file.
+    """
+    file = path / RESULTS if path.is_dir() else path
+    if not file.is_file():
+        raise FlowshadeError(f"{path} holds no {RESULTS}; expected the folder of a finished evaluation.")
+    found = read_json(file)
+    if not isinstance(found, dict) or not {"suite", "rows", "methods"} <= set(found):
+        raise FlowshadeError(f"{file} is no evaluation's {RESULTS}; expected the folder of a finished one.")
+    return found

@@ -1,0 +1,133 @@
+"""The metrics of one clip in one look, by method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flowshade.evaluation.content import buffer_edges, edge_auc, edge_precision
+from flowshade.evaluation.control import look_features
+from flowshade.evaluation.metrics import psnr, quantise, ssim
+from flowshade.evaluation.perceptual import Trunk, TrunkName, lpips, pooled_features
+from flowshade.evaluation.suites import Case
+from flowshade.evaluation.temporal import border_ratio, motion_of, warping_errors, window_step_ratio
+
+REFERENCE = "reference"
+AFFINE = "albedo affine"
+NO_RAYS = "no rays"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """How a number is shown and read."""
+
+    title: str
+    digits: int
+    better: int
+    """1 = more is better, -1 = less is better, 0 = nearer to 1 is better."""
+
+
+METRICS: dict[str, Metric] = {
+    "psnr": Metric(title="PSNR, dB", digits=2, better=1),
+    "ssim": Metric(title="SSIM", digits=3, better=1),
+    "lpips_alex": Metric(title="LPIPS Alex", digits=3, better=-1),
+    "lpips_vgg": Metric(title="LPIPS VGG", digits=3, better=-1),
+    "frechet": Metric(title="Fréchet, AlexNet conv5", digits=2, better=-1),
+    "edge_precision": Metric(title="edge precision", digits=3, better=1),
+    "edge_auc": Metric(title="edge AUC", digits=3, better=1),
+    "warping_error": Metric(title="warping error, 8-bit steps", digits=2, better=-1),
+    "window_ratio": Metric(title="window step ratio", digits=2, better=0),
+}
+"""Every metric of a clip, in the order of tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """One method on one case."""
+
+    row: dict[str, Any]
+    """clip, look, method and the metrics that apply; None where a number does not exist."""
+    looks: Tensor
+    """[T, F] `look_features`."""
+    pooled: Tensor | None
+    """[N, C] features for the Fréchet distance, of every `lpips_every`-th frame."""
+
+
+class Scorer:
+    """Scores methods on a case; what does not depend on the method is computed once.
+
+    Args:
+        case: the clip, its buffers and its reference.
+        window: frames that the renderer makes together.
+        trunks: for LPIPS and the Fréchet distance; empty leaves them out.
+        lpips_every: those two look at every so many frames.
+    """
+
+    def __init__(self, case: Case, *, window: int, trunks: dict[TrunkName, Trunk], lpips_every: int) -> None:
+        self._case, self._window, self._trunks, self._every = case, window, trunks, lpips_every
+        self._edges = buffer_edges(case.gbuffer)
+        self._motion = motion_of(case.gbuffer, case.reference) if case.gbuffer.frames > 1 else None
+
+    @property
+    def motion_source(self) -> str:
+        return self._motion[2] if self._motion else "one frame"
+
+    @torch.no_grad()
+    def score(self, method: str, pictures: Tensor) -> Scored:
+        """All metrics of [T, 3, H, W] display sRGB pictures; means over frames."""
+        pictures = quantise(pictures)
+        row: dict[str, Any] = {"clip": self._case.clip, "look": self._case.look, "method": method}
+        if self._case.reference is not None and method != REFERENCE:
+            row |= self._against(pictures, self._case.reference)
+        row["edge_precision"] = mean(edge_precision(pictures, self._edges))
+        row["edge_auc"] = mean(edge_auc(pictures, self._edges))
+        row |= self._in_time(pictures, method)
+        row["frames"] = pictures.shape[0]
+        trunk = self._trunks.get("alex")
+        pooled = None if trunk is None else pooled_features(pictures[:: self._every], trunk).cpu()
+        return Scored(row=row, looks=look_features(pictures).cpu(), pooled=pooled)
+
+    def _against(self, pictures: Tensor, reference: Tensor) -> dict[str, float | None]:
+        scores = {"psnr": mean(psnr(pictures, reference)), "ssim": mean(ssim(pictures, reference))}
+        some = slice(None, None, self._every)
+        for name, trunk in self._trunks.items():
+            scores[f"lpips_{name}"] = mean(lpips(pictures[some], reference[some], trunk))
+        return scores
+
+    def _in_time(self, pictures: Tensor, method: str) -> dict[str, float | None]:
+        if self._motion is None:
+            return {}
+        motion, seen, _ = self._motion
+        errors = warping_errors(pictures, motion, seen)
+        if self._case.reference is None:
+            ratio = border_ratio(errors, self._window)
+        elif method == REFERENCE:
+            ratio = math.nan
+        else:
+            ratio = window_step_ratio(pictures, self._case.reference, self._window)
+        return {"warping_error": mean(errors), "window_ratio": ratio if math.isfinite(ratio) else None}
+
+
+def mean(values: Tensor) -> float | None:
+    """Mean of the finite numbers among the values; None if there is none."""
+    finite = values[torch.isfinite(values)]
+    return float(finite.double().mean()) if finite.numel() else None
+
+
+def mean_rows(rows: list[dict[str, Any]], by: Callable[[dict[str, Any]], Any]) -> dict[Any, dict[str, float | None]]:
+    """Means of every metric over groups of rows; None where no row of a group has it."""
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(by(row), []).append(row)
+    return {key: {name: _mean_of(group, name) for name in METRICS} for key, group in groups.items()}
+
+
+def _mean_of(rows: list[dict[str, Any]], name: str) -> float | None:
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return float(np.mean(values)) if values else None
