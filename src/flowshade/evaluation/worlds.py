@@ -79,7 +79,7 @@ def reference_clip(suite: WorldSuite, index: int, device: str) -> ReferenceClip:
 
     kind, seed = suite.kinds[index % len(suite.kinds)], HELD_OUT_SEED + index
     world = make_world(kind, seed, fps=suite.fps)
-    channels = (*CORE_CHANNELS, "emission")
+    channels = (*CORE_CHANNELS, "emission", "motion", "instance")
     tracer = Tracer(
         world.model, size=suite.size, device=device, samples=suite.samples, channels=channels, reference=suite.reference
     )
