@@ -106,6 +106,14 @@ def test_sky_counts_in_its_overlap_alone():
     assert scores["sky_iou"] == 0.5 and scores["depth_absrel"] == 0 and scores["albedo_psnr_srgb"] > 90
 
 
+def test_surfaces_taken_for_sky_are_counted_and_left_out_of_the_depth_of_what_was_found():
+    reference, prediction = clip(), clip()
+    assert prediction.depth is not None
+    prediction.depth[:, :, 2:5] = float("inf")  # half of the surfaces
+    scores = score_buffers(prediction, reference)
+    assert scores["missed"] == 0.5 and scores["depth_found_absrel"] == 0 and scores["depth_absrel"] > 0.1
+
+
 def test_clips_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="same frames and size"):
         score_buffers(clip()[:1], clip())

@@ -6,7 +6,7 @@ Metrics follow the literature on intrinsic images and monocular geometry: absolu
 after one scale a clip (Eigen et al. 2014, arXiv 1406.2283), angles between normals (Fouhey et al. 2013), PSNR of albedo
 as it is and after one least-squares factor a frame ("si", Grosse et al. 2009), plain errors of roughness and metallic,
 and the warping error between frames (Lai et al. 2018, arXiv 1808.00449) with the reference's exact motion vectors.
-Sky, as the reference has it, counts nowhere but in `sky_iou`.
+Sky, as the reference has it, counts nowhere but in `sky_iou`; surfaces taken for sky are counted in `missed`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,14 @@ def depth_errors(
     ratio = ratio / ratio.median()
     within = torch.maximum(ratio, 1 / ratio) < 1.25
     return {"depth_absrel": (ratio - 1).abs().mean().item(), "depth_delta": within.float().mean().item()}
+
+
+def _found_depth_errors(prediction: Tensor, reference: Tensor, surface: Tensor) -> Scores:
+    """The share of surfaces taken for sky, and AbsRel over the others: `depth_errors` puts such pixels far away."""
+    found = surface & torch.isfinite(prediction)
+    missed = 1 - found.sum().item() / surface.sum().item()
+    absrel = depth_errors(prediction, reference, found)["depth_absrel"] if found.any() else float("nan")
+    return {"missed": missed, "depth_found_absrel": absrel}
 
 
 def normal_errors(
@@ -107,6 +115,7 @@ def score_buffers(prediction: GBuffer, reference: GBuffer) -> Scores:
     warped = {} if reference.motion is None else warping_errors(prediction, reference)
     return {
         **warped,
+        **_found_depth_errors(predicted["depth"], true["depth"], surface),
         **depth_errors(depth, true["depth"], surface),
         **normal_errors(predicted["normal"], true["normal"], surface),
         **albedo_errors(predicted["albedo"], true["albedo"], surface),
@@ -335,6 +344,7 @@ def summarise(rows: list[dict]) -> list[dict]:
 
 COLUMNS = {
     "depth AbsRel": "depth_absrel",
+    "of found": "depth_found_absrel",
     "delta": "depth_delta",
     "normal mean": "normal_mean",
     "median": "normal_median",
@@ -345,6 +355,7 @@ COLUMNS = {
     "roughness RMSE": "roughness_rmse",
     "metallic RMSE": "metallic_rmse",
     "sky IoU": "sky_iou",
+    "missed": "missed",
     "flicker": "flicker",
     "warping / true": "warp_ratio",
 }
