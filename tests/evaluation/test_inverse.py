@@ -191,7 +191,7 @@ def test_the_warping_error_of_a_change_in_time_is_that_change():
         warping_errors(truth, truth.replace(motion=None))
 
 
-def test_the_warping_ratio_is_a_geometric_mean():
+def test_the_warping_ratio_is_that_of_the_most_restless_channel():
     truth = moving()
     noisy = {}
     for name, value in truth.channels().items():
@@ -203,6 +203,10 @@ def test_the_warping_ratio_is_a_geometric_mean():
         twice[name] = value if name == "motion" else value + 0.02 * torch.arange(3)[:, None, None, None]
     twice["depth"] = truth.depth * math.exp(0.02) ** torch.arange(3)[:, None, None, None]
     assert math.isclose(warping_errors(GBuffer(**twice), restless)["warp_ratio"], 2.0, rel_tol=1e-3)
+    thrice = GBuffer(
+        **{**twice, "metallic": truth.channels()["metallic"] + 0.03 * torch.arange(3)[:, None, None, None]}
+    )
+    assert math.isclose(warping_errors(thrice, restless)["warp_ratio"], 3.0, rel_tol=1e-3)
 
 
 def test_what_was_hidden_does_not_count_in_warping():
