@@ -150,9 +150,9 @@ def warping_errors(prediction: GBuffer, reference: GBuffer) -> Scores:
     no silhouette between the four source pixels: the rest was hidden, or is sky.
 
     Returns:
-        `warp_{channel}` of the prediction, `warp_true_{channel}` of the reference, and `warp_ratio`, the largest of their
-        quotients over the core channels (a mean would let a channel that never changes hide the others); 1 is as calm
-        as the truth. nan without a pixel that counts.
+        `warp_{channel}` of the prediction, `warp_true_{channel}` of the reference, and `warp_ratio`, the largest of
+        their quotients over the core channels (a mean would let a channel that never changes hide the others); 1 is as
+        calm as the truth. nan without a pixel that counts.
 
     Raises:
         ValueError: a reference without motion.
