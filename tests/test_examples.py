@@ -9,9 +9,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
-from flowshade import load_renderer
-from flowshade.gbuffer.io import VideoReader
+from flowshade import GBuffer, load_renderer
+from flowshade.checkpoints.store import save_inverse
+from flowshade.gbuffer.io import VideoReader, write_clip
+from flowshade.inverse.stream import Inverse
+from flowshade.presets import debug_inverse
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -87,3 +91,31 @@ def test_flash_benchmark(memory: str, tmp_path: Path, monkeypatch, capsys) -> No
     assert (result["window"], result["steps"], result["memory"]) == (4, 1, memory)
     assert set(result["reached"]) == {"encode", "history", "transformer", "decode"}
     assert result["growth_mib"] == 0
+
+
+def save_debug_inverse(path: Path) -> Path:
+    torch.manual_seed(0)
+    save_inverse(Inverse(debug_inverse()), path)
+    return path
+
+
+def test_invert_benchmark(tmp_path: Path, monkeypatch, capsys) -> None:
+    benchmark = load("benchmarks/invert.py", monkeypatch)
+    model = save_debug_inverse(tmp_path / "inverse.safetensors")
+    options = ["--device", "cpu", "--size", "32x48", "--window", "1", "3", "--windows", "2", "--model", str(model)]
+    benchmark.main([*options, "--json", str(tmp_path / "out.json")])
+    assert "| debug-inverse | 32x48 | 3 |" in capsys.readouterr().out
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert [result["window"] for result in results] == [1, 3]
+    assert all(result["p99_ms"] >= result["median_ms"] > 0 for result in results)
+
+
+def test_round_trip_benchmark(small_gbuffer: GBuffer, debug_model: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    benchmark = load("benchmarks/round_trip.py", monkeypatch)
+    model = save_debug_inverse(tmp_path / "inverse.safetensors")
+    write_clip(tmp_path / "clip", small_gbuffer[:4], 24, rgb=torch.rand(4, 3, *small_gbuffer.size))
+    options = ["--clip", str(tmp_path / "clip"), "--model", str(debug_model), "--inverse", str(model)]
+    benchmark.main([*options, "--sheet", str(tmp_path / "sheet.png")])
+    out = capsys.readouterr().out
+    assert "| true buffers |" in out and "| estimated buffers |" in out
+    assert (tmp_path / "sheet.png").is_file()

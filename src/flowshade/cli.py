@@ -498,7 +498,7 @@ def models_list() -> None:
     from flowshade.checkpoints.loading import find_part, models_folder
 
     for model in MODELS.values():
-        print(f"{model.name:<14} {model.title}\n{'':<14} licence: {model.licence}")
+        print(f"{model.name:<16} {model.title}\n{'':<16} licence: {model.licence}")
         for part in model.parts:
             found = find_part(model, part)
             where = ", ".join(source.repo for source in part.sources) or "not known here"

@@ -15,12 +15,18 @@ from flowshade.evaluation.inverse import (
     depth_errors,
     evaluate_inverse,
     flicker,
+    markdown_table,
     material_errors,
     normal_errors,
+    read_reference_clip,
     score_buffers,
+    score_clips,
     summarise,
+    warp,
+    warping_errors,
 )
 from flowshade.evaluation.worlds import WorldSuite
+from flowshade.gbuffer.io import write_clip
 from flowshade.inverse.stream import Inverse
 from flowshade.presets import debug_inverse
 from flowshade.types import GBuffer
@@ -100,6 +106,14 @@ def test_sky_counts_in_its_overlap_alone():
     assert scores["sky_iou"] == 0.5 and scores["depth_absrel"] == 0 and scores["albedo_psnr_srgb"] > 90
 
 
+def test_surfaces_taken_for_sky_are_counted_and_left_out_of_the_depth_of_what_was_found():
+    reference, prediction = clip(), clip()
+    assert prediction.depth is not None
+    prediction.depth[:, :, 2:5] = float("inf")  # half of the surfaces
+    scores = score_buffers(prediction, reference)
+    assert scores["missed"] == 0.5 and scores["depth_found_absrel"] == 0 and scores["depth_absrel"] > 0.1
+
+
 def test_clips_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="same frames and size"):
         score_buffers(clip()[:1], clip())
@@ -134,3 +148,94 @@ def test_a_whole_evaluation_writes_its_table_and_sheet(tmp_path):
     assert "stream" in (tmp_path / "out" / "scores.md").read_text()
     assert (tmp_path / "out" / "sheet.png").stat().st_size > 1000
     assert said[-1].startswith("scored 2 of 2")
+
+
+def moving(frames: int = 3, size: int = 16, step: int = 2) -> GBuffer:
+    """A wall with a pattern that moves `step` pixels to the right a frame, and a strip of sky at the top."""
+    generator = torch.Generator().manual_seed(0)
+    pattern = torch.rand(3, size, size + frames * step, generator=generator)
+    starts = [(frames - 1 - index) * step for index in range(frames)]
+    albedo = torch.stack([pattern[:, :, start : start + size] for start in starts])
+    depth = torch.full((frames, 1, size, size), 5.0)
+    depth[:, :, :2] = float("inf")
+    grey = albedo[:, :1]
+    motion = torch.zeros(frames, 2, size, size)
+    motion[:, 0] = -step
+    normal = normalize(albedo - 0.5, dim=1)
+    return GBuffer(albedo=albedo, normal=normal, depth=depth, roughness=grey, metallic=grey, motion=motion)
+
+
+def test_warping_fetches_what_was_there_before():
+    clip = moving()
+    assert clip.albedo is not None and clip.motion is not None
+    fetched = warp(clip.albedo[:-1], clip.motion[1:])
+    torch.testing.assert_close(fetched[..., 2:], clip.albedo[1:, :, :, 2:], atol=1e-5, rtol=0)
+    half = torch.full((1, 2, 1, 4), 0.0)
+    half[:, 0] = 0.5
+    torch.testing.assert_close(warp(torch.tensor([[[[0.0, 1.0, 2.0, 3.0]]]]), half)[0, 0, 0, :3], torch.arange(3) + 0.5)
+
+
+def test_the_warping_error_of_a_change_in_time_is_that_change():
+    truth = moving()
+    same = warping_errors(truth, truth)
+    assert same["warp_albedo"] < 1e-5 and same["warp_true_normal"] < 1e-5
+    assert truth.albedo is not None and truth.depth is not None
+    brighter = truth.albedo + 0.125 * torch.arange(3)[:, None, None, None]
+    deeper = truth.depth * (2.0 ** torch.arange(3))[:, None, None, None]
+    scores = warping_errors(truth.replace(albedo=brighter, depth=deeper), truth)
+    assert math.isclose(scores["warp_albedo"], 0.125, rel_tol=1e-4)
+    assert math.isclose(scores["warp_depth"], math.log(2), rel_tol=1e-4)
+    # The other three are as calm as the truth, whose error counts as 1e-4.
+    assert warping_errors(truth.replace(depth=3 * truth.depth), truth)["warp_depth"] < 1e-5
+    with pytest.raises(ValueError, match="no motion"):
+        warping_errors(truth, truth.replace(motion=None))
+
+
+def test_the_warping_ratio_is_that_of_the_most_restless_channel():
+    truth = moving()
+    noisy = {}
+    for name, value in truth.channels().items():
+        noisy[name] = value if name == "motion" else value + 0.01 * torch.arange(3)[:, None, None, None]
+    noisy["depth"] = truth.depth * math.exp(0.01) ** torch.arange(3)[:, None, None, None]
+    restless = GBuffer(**noisy)
+    twice = {}
+    for name, value in truth.channels().items():
+        twice[name] = value if name == "motion" else value + 0.02 * torch.arange(3)[:, None, None, None]
+    twice["depth"] = truth.depth * math.exp(0.02) ** torch.arange(3)[:, None, None, None]
+    assert math.isclose(warping_errors(GBuffer(**twice), restless)["warp_ratio"], 2.0, rel_tol=1e-3)
+    thrice = GBuffer(
+        **{**twice, "metallic": truth.channels()["metallic"] + 0.03 * torch.arange(3)[:, None, None, None]}
+    )
+    assert math.isclose(warping_errors(thrice, restless)["warp_ratio"], 3.0, rel_tol=1e-3)
+
+
+def test_what_was_hidden_does_not_count_in_warping():
+    truth = moving(frames=2)
+    assert truth.depth is not None and truth.albedo is not None
+    depth = truth.depth.clone()
+    depth[0, :, :, 6:10] = 2.0  # something stood before the wall, and is gone
+    ids = torch.ones(2, 1, 16, 16, dtype=torch.int32)
+    ids[1, :, 12:] = 2  # and something else lies below
+    estimate = truth.albedo.clone()
+    estimate[1, :, :, 8:12] += 0.5  # where it was, moved by 2
+    estimate[1, :, 12:] += 0.5
+    estimate[1, :, :2] += 0.5  # sky
+    estimate[1, :, :, :2] += 0.5  # came into the picture
+    scores = warping_errors(truth.replace(albedo=estimate), truth.replace(depth=depth, instance=ids))
+    assert scores["warp_albedo"] < 1e-5
+    assert warping_errors(truth.replace(albedo=estimate), truth)["warp_albedo"] > 0.05
+
+
+def test_a_clip_from_disk_is_scored_as_a_world_is(tmp_path):
+    torch.manual_seed(0)
+    write_clip(tmp_path / "clip", clip(), 24, rgb=torch.rand(2, 3, 8, 8))
+    write_clip(tmp_path / "bare", clip(), 24)
+    with pytest.raises(ValueError, match="has no pictures"):
+        read_reference_clip(tmp_path / "bare")
+    inverse = Inverse(debug_inverse()).eval()
+    table = score_clips(
+        inverse, [read_reference_clip(tmp_path / "clip")], window=2, device="cpu", out=tmp_path / "out", shown=1
+    )
+    assert [row["method"] for row in table] == ["constant", "one picture", "stream"]
+    assert "warp_ratio" not in table[2]  # it has no motion
+    assert markdown_table(table).splitlines()[-1].endswith("| - |")

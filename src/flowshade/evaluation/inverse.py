@@ -1,16 +1,19 @@
 """`python -m flowshade.evaluation.inverse`: scores an inverse on held-out worlds, beside two plain baselines.
 
+`--clip DIR` scores it on a G-buffer clip with pictures instead, such as one that Blender rendered.
+
 Metrics follow the literature on intrinsic images and monocular geometry: absolute relative error and delta of depth
 after one scale a clip (Eigen et al. 2014, arXiv 1406.2283), angles between normals (Fouhey et al. 2013), PSNR of albedo
-as it is and after one least-squares factor a frame ("si", Grosse et al. 2009), plain errors of roughness and metallic.
-Sky, as the reference has it, counts nowhere but in `sky_iou`.
+as it is and after one least-squares factor a frame ("si", Grosse et al. 2009), plain errors of roughness and metallic,
+and the warping error between frames (Lai et al. 2018, arXiv 1808.00449) with the reference's exact motion vectors.
+Sky, as the reference has it, counts nowhere but in `sky_iou`; surfaces taken for sky are counted in `missed`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +21,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from flowshade.checkpoints.store import load_inverse_file
+from flowshade.checkpoints.store import default_inverse_weights, load_inverse_file
 from flowshade.color import linear_to_srgb
 from flowshade.evaluation.worlds import ReferenceClip, WorldSuite, parked_clips
+from flowshade.gbuffer.io import open_clip
 from flowshade.gbuffer.look import LOOKS
 from flowshade.gbuffer.view import channel_picture
 from flowshade.inverse.stream import Inverse
@@ -39,6 +43,14 @@ def depth_errors(
     ratio = ratio / ratio.median()
     within = torch.maximum(ratio, 1 / ratio) < 1.25
     return {"depth_absrel": (ratio - 1).abs().mean().item(), "depth_delta": within.float().mean().item()}
+
+
+def _found_depth_errors(prediction: Tensor, reference: Tensor, surface: Tensor) -> Scores:
+    """The share of surfaces taken for sky, and AbsRel over the others: `depth_errors` puts such pixels far away."""
+    found = surface & torch.isfinite(prediction)
+    missed = 1 - found.sum().item() / surface.sum().item()
+    absrel = depth_errors(prediction, reference, found)["depth_absrel"] if found.any() else float("nan")
+    return {"missed": missed, "depth_found_absrel": absrel}
 
 
 def normal_errors(
@@ -100,7 +112,10 @@ def score_buffers(prediction: GBuffer, reference: GBuffer) -> Scores:
     found = torch.isfinite(predicted["depth"])
     sky = (~found & ~surface).sum() / (~found | ~surface).sum().clamp(min=1)
     depth = torch.where(found, predicted["depth"], 1e6)
+    warped = {} if reference.motion is None else warping_errors(prediction, reference)
     return {
+        **warped,
+        **_found_depth_errors(predicted["depth"], true["depth"], surface),
         **depth_errors(depth, true["depth"], surface),
         **normal_errors(predicted["normal"], true["normal"], surface),
         **albedo_errors(predicted["albedo"], true["albedo"], surface),
@@ -120,6 +135,72 @@ def flicker(
         return float("nan")
     changes = [x.diff(dim=0)[both].abs().mean() for x in (prediction, reference)]
     return (changes[0] / changes[1].clamp(min=1e-6)).item()
+
+
+SAME_DEPTH = 0.05
+"""Relative change of depth up to which a pixel and where it was count as the same surface."""
+
+
+def warping_errors(prediction: GBuffer, reference: GBuffer) -> Scores:
+    """How much buffers change along the motion of what they show, beside how much the true buffers do.
+
+    Each frame is compared with the one before, fetched bilinearly from where the reference's motion vectors say each
+    pixel was: mean absolute difference (of depth's logarithm, so that its scale cancels). Pixels count whose source
+    lies inside the picture, on the same instance (where ids are known) and at the same depth within `SAME_DEPTH`, with
+    no silhouette between the four source pixels: the rest was hidden, or is sky.
+
+    Returns:
+        `warp_{channel}` of the prediction, `warp_true_{channel}` of the reference, and `warp_ratio`, the largest of
+        their quotients over the core channels (a mean would let a channel that never changes hide the others); 1 is as
+        calm as the truth. nan without a pixel that counts.
+
+    Raises:
+        ValueError: a reference without motion.
+    """
+    if reference.motion is None:
+        raise ValueError("the reference has no motion; expected motion vectors. Record or export them.")
+    seen = _seen_before(reference)  # [T - 1, 1, H, W]
+    scores: Scores = {}
+    for prefix, buffers in (("warp", prediction), ("warp_true", reference)):
+        for name, value in _core(buffers).items():
+            value = value.clamp(1e-3, 1e6).log() if name == "depth" else value
+            difference = (value[1:] - warp(value[:-1], reference.motion[1:])).abs().mean(1, keepdim=True)
+            scores[f"{prefix}_{name}"] = difference[seen].mean().item()
+    quotients = [scores[f"warp_{name}"] / max(scores[f"warp_true_{name}"], LEAST_WARP) for name in CORE_CHANNELS]
+    return scores | {"warp_ratio": float(np.max(quotients))}
+
+
+LEAST_WARP = 1e-4
+"""The true buffers' error is taken to be at least this, about a thirtieth of an 8-bit step."""
+
+
+def warp(previous: Float[Tensor, "T C H W"], motion: Float[Tensor, "T 2 H W"]) -> Float[Tensor, "T C H W"]:
+    """What of the frame before lies under each pixel now, bilinearly; edges are repeated outwards."""
+    height, width = previous.shape[-2:]
+    x = torch.arange(width, device=motion.device) + motion[:, 0]  # [T, H, W]
+    y = torch.arange(height, device=motion.device)[:, None] + motion[:, 1]
+    grid = torch.stack([(2 * x + 1) / width - 1, (2 * y + 1) / height - 1], -1)  # [T, H, W, 2]
+    return torch.nn.functional.grid_sample(previous, grid, padding_mode="border", align_corners=False)
+
+
+def _seen_before(reference: GBuffer) -> Bool[Tensor, "T-1 1 H W"]:
+    """Pixels of all frames but the first that show what the frame before showed too."""
+    motion, depth = reference.motion, reference.depth
+    assert motion is not None and depth is not None
+    motion, (height, width) = motion[1:], reference.size
+    x = torch.arange(width, device=motion.device) + motion[:, :1]  # [T - 1, 1, H, W]
+    y = torch.arange(height, device=motion.device)[:, None] + motion[:, 1:]
+    inside = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
+    surface = torch.isfinite(depth)
+    whole = warp(surface[:-1].float(), motion) > 0.999
+    logarithm = depth.clamp(1e-3, 1e6).log()
+    near = (warp(logarithm[:-1], motion) - logarithm[1:]).abs() < SAME_DEPTH
+    seen = inside & surface[1:] & whole & near
+    if reference.instance is not None:
+        # An id that is a mixture of two differs from both.
+        ids = reference.instance.double()
+        seen &= (warp(ids[:-1], motion.double()) - ids[1:]).abs() < 1e-3
+    return seen
 
 
 class ConstantBuffers:
@@ -161,40 +242,93 @@ def evaluate_inverse(
     Beside the stream stand `one picture` (the same network without memory) and `constant` (the mean of the suite's own
     buffers).
     """
-    constant, clips = ConstantBuffers(), []
+    clips = []
     for clip in parked_clips(suite, "cpu" if workers == 0 and device == "cpu" else device, workers):
-        constant.add(clip.gbuffer)
         clips.append(clip)
         progress(f"traced {len(clips)} of {suite.worlds}: {clip.kind} {clip.seed}")
-    rows, shown = [], []
+    shown = len(suite.kinds)
+    return score_clips(inverse, clips, window=suite.window, device=device, out=out, shown=shown, progress=progress)
+
+
+def read_reference_clip(path: Path, frames: int | None = None) -> ReferenceClip:
+    """A G-buffer clip with pictures, from disk, to be scored as a held-out world is.
+
+    Args:
+        path: a clip in any format that is read, with all core channels.
+        frames: how many, from the first; None takes all.
+
+    Raises:
+        ClipError: a clip that cannot be read.
+        ValueError: no pictures, or a core channel that is missing.
+    """
+    with open_clip(path) as reader:
+        if not reader.info.has_reference or reader.info.missing:
+            lacks = ", ".join([*reader.info.missing, *([] if reader.info.has_reference else ["pictures"])])
+            raise ValueError(f"{path} has no {lacks}; expected {', '.join(CORE_CHANNELS)} and pictures. Export them.")
+        stop = len(reader) if frames is None else min(frames, len(reader))
+        rgb = reader.reference(0, stop)
+        assert rgb is not None, "the reader announced them"
+        pictures = {RENDERED: (rgb * 255).round().to(torch.uint8)}
+        return ReferenceClip(kind=path.name, seed=0, gbuffer=reader.read(0, stop), pictures=pictures)
+
+
+RENDERED = "as rendered"
+"""The look of a clip's own pictures."""
+
+
+def score_clips(
+    inverse: Inverse,
+    clips: Sequence[ReferenceClip],
+    *,
+    window: int,
+    device: str,
+    out: Path,
+    shown: int,
+    progress: Callable[[str], None] = print,
+) -> list[dict]:
+    """Scores every clip in every one of its looks beside the baselines; writes what `evaluate_inverse` does.
+
+    Args:
+        inverse: in eval mode, on `device`.
+        clips: pictures in bytes.
+        window: frames pushed at a time.
+        device: where to work.
+        out: folder for the results, made if absent.
+        shown: clips on the sheet, from the first.
+        progress: called with a line for each clip.
+    """
+    constant = ConstantBuffers()
+    for clip in clips:
+        constant.add(clip.gbuffer)
+    rows, sheet = [], []
     for index, clip in enumerate(clips):
         reference = clip.gbuffer.to(device)
         scored = {"constant": [score_buffers(constant.predict(reference), reference)]}
-        for look, single, streamed in _inverted(inverse, clip, suite, device):
+        for look, single, streamed in _inverted(inverse, clip, window, device):
             scored.setdefault("one picture", []).append(score_buffers(single, reference))
             scored.setdefault("stream", []).append(score_buffers(streamed, reference))
-            if index < len(suite.kinds):
-                shown.append((look, clip, streamed))
+            if index < shown:
+                sheet.append((look, clip, streamed))
         rows += [{"method": method, "clip": index} | scores for method, all_of in scored.items() for scores in all_of]
-        progress(f"scored {index + 1} of {suite.worlds}: {clip.kind} {clip.seed}")
+        progress(f"scored {index + 1} of {len(clips)}: {clip.kind} {clip.seed}")
     table = summarise(rows)
     out.mkdir(parents=True, exist_ok=True)
     (out / "scores.json").write_text(json.dumps(table, indent=1))
     (out / "scores.md").write_text(markdown_table(table))
-    _write_sheet(out / "sheet.png", shown)
+    _write_sheet(out / "sheet.png", sheet)
     return table
 
 
 def _inverted(
-    inverse: Inverse, clip: ReferenceClip, suite: WorldSuite, device: str
+    inverse: Inverse, clip: ReferenceClip, window: int, device: str
 ) -> Iterator[tuple[str, GBuffer, GBuffer]]:
-    for look in suite.looks:
-        pictures = clip.pictures[look].to(device).float() / 255
+    for look, stored in clip.pictures.items():
+        pictures = stored.to(device).float() / 255
         singles = []
         for frame in pictures.split(1):
             inverse.reset()
             singles.append(inverse.push(Frames(rgb=frame)).gbuffer)
-        streamed = [part.gbuffer for part in inverse.invert(Frames(rgb=run) for run in pictures.split(suite.window))]
+        streamed = [part.gbuffer for part in inverse.invert(Frames(rgb=run) for run in pictures.split(window))]
         yield look, GBuffer.cat(singles), GBuffer.cat(streamed)
 
 
@@ -203,14 +337,15 @@ def summarise(rows: list[dict]) -> list[dict]:
     table = []
     for method in dict.fromkeys(row["method"] for row in rows):
         mine = [row for row in rows if row["method"] == method]
-        metrics = [name for name in mine[0] if name not in ("method", "clip")]
-        means = {name: _mean([row[name] for row in mine]) for name in metrics}
+        metrics = dict.fromkeys(name for row in mine for name in row if name not in ("method", "clip"))
+        means = {name: _mean([row[name] for row in mine if name in row]) for name in metrics}
         table.append({"method": method, "clips": len(mine)} | means)
     return table
 
 
 COLUMNS = {
     "depth AbsRel": "depth_absrel",
+    "of found": "depth_found_absrel",
     "delta": "depth_delta",
     "normal mean": "normal_mean",
     "median": "normal_median",
@@ -221,7 +356,9 @@ COLUMNS = {
     "roughness RMSE": "roughness_rmse",
     "metallic RMSE": "metallic_rmse",
     "sky IoU": "sky_iou",
+    "missed": "missed",
     "flicker": "flicker",
+    "warping / true": "warp_ratio",
 }
 
 
@@ -229,8 +366,12 @@ def markdown_table(table: list[dict]) -> str:
     """One row a method."""
     lines = ["| method | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
     for row in table:
-        lines.append(f"| {row['method']} | " + " | ".join(f"{row[name]:.3f}" for name in COLUMNS.values()) + " |")
+        lines.append(f"| {row['method']} | " + " | ".join(_cell(row.get(name)) for name in COLUMNS.values()) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None or np.isnan(value) else f"{value:.3f}"
 
 
 def _write_sheet(path: Path, shown: list[tuple[str, ReferenceClip, GBuffer]]) -> None:
@@ -269,7 +410,8 @@ def _mean(values: list[float]) -> float:
 def main(arguments: list[str] | None = None) -> None:
     """Scores a file of `save_inverse`."""
     parser = argparse.ArgumentParser(prog="python -m flowshade.evaluation.inverse", description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--model", type=Path, default=default_inverse_weights())
+    parser.add_argument("--clip", type=Path, nargs="+", help="score these clips with pictures, not worlds")
     parser.add_argument("--out", type=Path, default=Path("out/eval-inverse"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--worlds", type=int, default=WorldSuite.worlds)
@@ -281,6 +423,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--reference", choices=("direct", "paths"), default=WorldSuite.reference)
     parser.add_argument("--looks", nargs="+", default=("sunny", "overcast", "sunset", "night"), choices=tuple(LOOKS))
     options = parser.parse_args(arguments)
+    inverse = load_inverse_file(options.model, device=options.device)
+    if options.clip:
+        clips = [read_reference_clip(path, options.frames) for path in options.clip]
+        scored = score_clips(
+            inverse, clips, window=options.window, device=options.device, out=options.out, shown=len(clips)
+        )
+        print(markdown_table(scored))
+        print(f"scores and sheet: {options.out}")
+        return
     suite = WorldSuite(
         worlds=options.worlds,
         frames=options.frames,
@@ -290,7 +441,6 @@ def main(arguments: list[str] | None = None) -> None:
         reference=options.reference,
         looks=tuple(options.looks),
     )
-    inverse = load_inverse_file(options.model, device=options.device)
     table = evaluate_inverse(inverse, suite, device=options.device, out=options.out, workers=options.workers)
     print(markdown_table(table))
     print(f"scores and sheet: {options.out}")

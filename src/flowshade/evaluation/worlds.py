@@ -73,7 +73,10 @@ class ReferenceClip:
 
 
 def reference_clip(
-    suite: WorldSuite, index: int, device: str, channels: Sequence[str] = (*CORE_CHANNELS, "emission")
+    suite: WorldSuite,
+    index: int,
+    device: str,
+    channels: Sequence[str] = (*CORE_CHANNELS, "emission", "motion", "instance"),
 ) -> ReferenceClip:
     """Traces one of the suite's clips."""
     from flowshade.gbuffer.rollout import rollout
