@@ -197,7 +197,7 @@ class _Runner:
         return found
 
     def _response(self, shown: Sequence[tuple[Case, Tensor]]) -> dict[str, Any]:
-        """Frames until a change from the first look to the next one shows, in windows of 4 frames and of the run's."""
+        """Frames until a change from the first look to the next one, half-way through the clip, shows."""
         (first, before), (second, after) = shown[:2]
         at = first.gbuffer.frames // 2 // self._options.window * self._options.window
         if not at:
