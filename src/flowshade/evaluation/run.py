@@ -291,7 +291,7 @@ def _summarise_controls(
 
 def _mean_ladders(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Means over clips, and in how many clips every step of the ladder gave more."""
-    summary = {}
+    summary, units = {}, {ladder.name: ladder.unit for ladder in LADDERS}
     for name in dict.fromkeys(name for item in found for name in item):
         ladders = [item[name] for item in found if name in item]
         methods = {}
@@ -300,5 +300,5 @@ def _mean_ladders(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
             if kept:
                 monotone = sum(is_monotone(values) for values in kept)
                 methods[method] = {"mean": np.mean(kept, 0).tolist(), "monotone": monotone, "clips": len(kept)}
-        summary[name] = {"words": ladders[0]["words"], "methods": methods}
+        summary[name] = {"words": ladders[0]["words"], "unit": units[name], "methods": methods}
     return summary

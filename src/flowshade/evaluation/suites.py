@@ -46,21 +46,34 @@ class Ladder:
     words: tuple[str, ...]
     captions: tuple[str, ...]
     looks: tuple[Look, ...]
+    unit: str
+    """What is measured, in words."""
     measure: Callable[[Tensor, GBuffer], float]
     """Pictures [T, 3, H, W] and their buffers to how much of it they show."""
 
 
 def _fog_ladder() -> Ladder:
     looks = tuple(dataclasses.replace(LOOKS["overcast"], fog_density=density) for density in FOGS)
-    captions = tuple(look.caption() for look in looks)
-    return Ladder(name="fog", words=tuple(FOGS.values()), captions=captions, looks=looks, measure=fog_extinction)
+    return Ladder(
+        name="fog",
+        words=tuple(FOGS.values()),
+        captions=tuple(look.caption() for look in looks),
+        looks=looks,
+        unit="extinction per metre",
+        measure=fog_extinction,
+    )
 
 
 def _lamp_ladder() -> Ladder:
     looks = tuple(dataclasses.replace(LOOKS["night"], lamps=lamps) for lamps in LAMPS)
-    captions = tuple(look.caption() for look in looks)
-    measure = lambda pictures, _: mean_radiance(pictures)  # noqa: E731
-    return Ladder(name="lamps", words=tuple(LAMPS.values()), captions=captions, looks=looks, measure=measure)
+    return Ladder(
+        name="lamps",
+        words=tuple(LAMPS.values()),
+        captions=tuple(look.caption() for look in looks),
+        looks=looks,
+        unit="mean radiance",
+        measure=lambda pictures, _: mean_radiance(pictures),
+    )
 
 
 LADDERS = (_fog_ladder(), _lamp_ladder())
