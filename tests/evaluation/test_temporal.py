@@ -68,4 +68,5 @@ def test_without_motion_vectors_flow_finds_the_shift() -> None:
 def test_borders_of_windows() -> None:
     changes = torch.tensor([1.0, 1, 1, 3, 1, 1, 1, 3, 1])
     assert border_ratio(changes, 4) == pytest.approx(3)
+    assert border_ratio(changes.masked_fill(torch.arange(9) == 1, torch.nan), 4) == pytest.approx(3)
     assert math.isnan(border_ratio(changes[:3], 4))

@@ -17,11 +17,14 @@ from flowshade.types import GBuffer
 
 GRID = 4
 """Cells across and down whose colours the classifier looks at."""
+LOOKED_AT = (48, 80)
+"""Height and width to which pictures are averaged first, so that their size does not matter."""
 
 
 def look_features(rgb: Float[Tensor, "T 3 H W"]) -> Float[Tensor, "T F"]:
-    """What the classifier sees of a picture: mean and standard deviation of red, green and blue in 4 x 4 cells, and
-    how often each of 8 levels of each channel occurs."""
+    """What the classifier sees of a picture, averaged to 48 x 80: mean and standard deviation of red, green and blue in
+    4 x 4 cells, and how often each of 8 levels of each channel occurs."""
+    rgb = adaptive_avg_pool2d(rgb, LOOKED_AT)
     mean = adaptive_avg_pool2d(rgb, GRID)
     spread = (adaptive_avg_pool2d(rgb.square(), GRID) - mean.square()).clamp(min=0).sqrt()
     levels = (rgb.clamp(0, 1) * 8).long().clamp(max=7)
@@ -75,24 +78,33 @@ class LookPictures:
     features: Float[Tensor, "T F"]
 
 
-def recognise(pictures: Sequence[LookPictures], looks: Sequence[str]) -> dict[str, list[list[int]]]:
+def recognise(
+    pictures: Sequence[LookPictures], looks: Sequence[str], training: Sequence[LookPictures] = ()
+) -> dict[str, list[list[int]]]:
     """Confusion of looks by method: row = asked for, column = recognised, counts of frames.
 
-    For each world a classifier is trained on the reference pictures of all other worlds (leave one out); the method
-    "reference" gives its own accuracy, which bounds what the others can be expected to reach.
+    For each world a classifier is trained on the reference pictures of all other worlds; the method "reference" gives
+    its own accuracy, which bounds what the others can be expected to reach.
+
+    Args:
+        pictures: what is to be recognised.
+        looks: names of all looks.
+        training: reference pictures of further worlds, which are only trained on.
 
     Raises:
-        ValueError: pictures of a single world.
+        ValueError: pictures of a single world, and none to train on.
     """
     worlds = list(dict.fromkeys(item.world for item in pictures))
-    if len(worlds) < 2:
+    if len(worlds) < 2 and not training:
         raise ValueError(
-            f"recognise got {len(worlds)} world; expected two or more, to train on others than are tested."
+            f"recognise got {len(worlds)} world; expected two or more, to train on others than are tested. Give more, "
+            "or pictures to train on."
         )
     methods = list(dict.fromkeys(item.method for item in pictures))
     confusion = {method: [[0] * len(looks) for _ in looks] for method in methods}
     for world in worlds:
         known = [item for item in pictures if item.world != world and item.method == "reference"]
+        known += [item for item in training if item.world != world]
         labels = [looks.index(item.look) for item in known for _ in range(item.features.shape[0])]
         classifier = LookClassifier(torch.cat([item.features for item in known]), labels, len(looks))
         for item in pictures:

@@ -194,12 +194,9 @@ def _summarise(stream: LongStream, settings: dict[str, Any], trunk: Trunk | None
             name: [sample.output[name] - sample.reference.get(name, 0.0) for sample in samples]
             for name in samples[0].output
         }
-    changes = torch.tensor(stream.changes)
     methods[stream.name] |= {
         "warping_error": float(np.nanmean(stream.changes)),
-        "window_ratio": border_ratio(changes[torch.isfinite(changes)], run.window)
-        if bool(torch.isfinite(changes).all())
-        else None,
+        "window_ratio": border_ratio(torch.tensor(stream.changes), run.window),
     }
     return {
         "suite": "long",

@@ -57,6 +57,18 @@ def control_table(results: dict[str, Any]) -> Table:
     return [["recognised", "share of frames"], *([m, number(v, 3)] for m, v in found.items())] if found else []
 
 
+def ladder_tables(results: dict[str, Any]) -> list[Table]:
+    """For each ladder: methods down, wordings across, and in how many clips every step gave more."""
+    tables = []
+    for name, ladder in results["controls"].get("ladders", {}).items():
+        rows = [
+            [method, *(f"{value:.4f}" for value in found["mean"]), f"{found['monotone']} of {found['clips']}"]
+            for method, found in ladder["methods"].items()
+        ]
+        tables.append([[f"{name}: {ladder['unit']}", *ladder["words"], "monotone clips"], *rows])
+    return tables
+
+
 def runtime_table(runtime: dict[str, Any] | None) -> Table:
     """Frames a second, window times and memory."""
     return [list(runtime), [str(value) for value in runtime.values()]] if runtime else []
@@ -123,10 +135,11 @@ def _controls(controls: dict[str, Any], looks: Sequence[str]) -> list[str]:
         parts.append(f'<div class="plots">{"".join(plots)}</div>')
     if controls.get("ladders"):
         parts.append("<h2>More of it</h2><p>Means over clips.</p>")
+        parts += [html_table(table) for table in ladder_tables({"controls": controls})]
         plots = []
         for name, ladder in controls["ladders"].items():
             lines = {method: found["mean"] for method, found in ladder["methods"].items()}
-            plots.append(line_plot(name, range(len(ladder["words"])), lines, ladder["words"]))
+            plots.append(line_plot(f"{name}: {ladder['unit']}", range(len(ladder["words"])), lines, ladder["words"]))
         parts.append(f'<div class="plots">{"".join(plots)}</div>')
     if controls.get("responses"):
         head = ["prompt changes", "at frame", "half of the way after", "80 % after"]

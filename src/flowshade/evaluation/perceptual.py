@@ -182,7 +182,12 @@ def lpips(
     layers, squared difference, weighted by channel, mean over space, sum over layers.
     """
     check_pair(prediction, reference)
-    layers = zip(trunk.features(quantise(prediction)), trunk.features(quantise(reference)), trunk.heads)
+    return lpips_of_features(trunk.features(quantise(prediction)), trunk.features(quantise(reference)), trunk)
+
+
+def lpips_of_features(first: list[Tensor], second: list[Tensor], trunk: Trunk) -> Float[Tensor, " T"]:
+    """`lpips` of pictures whose `Trunk.features` are known already."""
+    layers = zip(first, second, trunk.heads)
     distances = [((_unit(x) - _unit(y)).square() * head[:, None, None]).sum(1).mean((1, 2)) for x, y, head in layers]
     return torch.stack(distances).sum(0)
 
@@ -191,9 +196,9 @@ def _unit(features: Tensor) -> Tensor:
     return features / (features.norm(dim=1, keepdim=True) + 1e-10)
 
 
-def pooled_features(rgb: Float[Tensor, "T 3 H W"], trunk: Trunk) -> Float[Tensor, "T C"]:
-    """The trunk's last layer, averaged over the picture: what `frechet_distance` compares."""
-    return trunk.features(quantise(rgb))[-1].mean((2, 3))
+def pooled(features: list[Tensor]) -> Float[Tensor, "T C"]:
+    """The last of a trunk's layers, averaged over the picture: what `frechet_distance` compares."""
+    return features[-1].mean((2, 3))
 
 
 def frechet_distance(first: Float[Tensor, "N C"], second: Float[Tensor, "M C"]) -> float:

@@ -8,7 +8,7 @@ from html import escape
 
 COLORS = ("#1f6fb4", "#d1611f", "#3a8f3a", "#8a4fb0", "#777777", "#b08a1f")
 WIDTH, HEIGHT = 420, 220
-LEFT, RIGHT, TOP, BOTTOM = 56, 12, 26, 40
+LEFT, RIGHT, TOP, BOTTOM = 68, 12, 26, 40
 
 
 def line_plot(

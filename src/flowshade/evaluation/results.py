@@ -62,14 +62,24 @@ class ResultFolder:
 
     def save(self, clip: str, scores: dict[str, Any], features: dict[str, np.ndarray]) -> None:
         """Writes a clip's scores; the JSON comes last, since it marks the clip as done."""
-        with replacing(self.clips / f"{clip}.npz") as temporary, temporary.open("wb") as file:
-            np.savez_compressed(file, **features)  # pyright: ignore[reportArgumentType]
+        write_arrays(self.clips / f"{clip}.npz", features)
         write_json(self.clips / f"{clip}.json", scores)
 
     def load(self, clip: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """What `save` wrote."""
-        with np.load(self.clips / f"{clip}.npz", allow_pickle=False) as file:
-            return read_json(self.clips / f"{clip}.json"), {name: file[name] for name in file.files}
+        return read_json(self.clips / f"{clip}.json"), read_arrays(self.clips / f"{clip}.npz")
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Arrays by name as .npz, whole or not at all."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # pyright: ignore[reportArgumentType]
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """What `write_arrays` wrote."""
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
 
 
 def write_json(path: Path, value: Any) -> None:

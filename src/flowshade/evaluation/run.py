@@ -17,7 +17,7 @@ from flowshade.evaluation.control import LookPictures, accuracy, frames_until, i
 from flowshade.evaluation.methods import Stopwatch, albedo_affine, closest_look, no_rays, render_stream
 from flowshade.evaluation.page import write_page
 from flowshade.evaluation.perceptual import Trunk, TrunkName, frechet_distance, trunks
-from flowshade.evaluation.results import REPORT, RESULTS, ResultFolder, plain, write_json
+from flowshade.evaluation.results import REPORT, RESULTS, ResultFolder, plain, read_arrays, write_arrays, write_json
 from flowshade.evaluation.scoring import AFFINE, METRICS, NO_RAYS, REFERENCE, Scored, Scorer, mean_rows
 from flowshade.evaluation.sheets import write_clip_sheet, write_clip_video
 from flowshade.evaluation.suites import LADDERS, Case, PredictedVideos, Suite
@@ -73,7 +73,8 @@ def evaluate(
         if not folder.done(clip):
             runner.clip(index)
         runner.count(index + 1)
-    results = summarise(suite, folder, settings, notes)
+    training = look_training(suite, folder) if options.controls else []
+    results = summarise(suite, folder, settings, notes, training)
     write_json(out / RESULTS, results)
     write_page(out / REPORT, plain(results), folder.clips)
     return plain(results)
@@ -197,7 +198,7 @@ class _Runner:
         return found
 
     def _response(self, shown: Sequence[tuple[Case, Tensor]]) -> dict[str, Any]:
-        """Frames until a change from the first look to the next one shows, in windows of 4 frames and of the run's."""
+        """Frames until a change from the first look to the next one, half-way through the clip, shows."""
         (first, before), (second, after) = shown[:2]
         at = first.gbuffer.frames // 2 // self._options.window * self._options.window
         if not at:
@@ -208,7 +209,7 @@ class _Runner:
 
 
 def _features(scored: Sequence[Scored]) -> dict[str, np.ndarray]:
-    """Features by kind, look and method, as half floats."""
+    """Features by kind, look and method."""
     features = {}
     for item in scored:
         key = f"{item.row['look']}|{item.row['method']}"
@@ -218,7 +219,27 @@ def _features(scored: Sequence[Scored]) -> dict[str, np.ndarray]:
     return features
 
 
-def summarise(suite: Suite, folder: ResultFolder, settings: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+def look_training(suite: Suite, folder: ResultFolder) -> list[LookPictures]:
+    """The suite's pictures for training the classifier of looks; made once and kept in the folder."""
+    path = folder.path / "looks.npz"
+    if not path.exists():
+        made = {f"{item.world}|{item.look}": item.features.numpy() for item in suite.look_pictures()}
+        write_arrays(path, made)
+    found = read_arrays(path)
+    names = {key: key.split("|") for key in found}
+    return [
+        LookPictures(world=world, look=look, method=REFERENCE, features=torch.from_numpy(found[key]))
+        for key, (world, look) in names.items()
+    ]
+
+
+def summarise(
+    suite: Suite,
+    folder: ResultFolder,
+    settings: dict[str, Any],
+    notes: list[str],
+    training: Sequence[LookPictures] = (),
+) -> dict[str, Any]:
     """Everything that follows from the clips' files."""
     loaded = {clip: folder.load(clip) for clip in suite.clips}
     rows = [row for scores, _ in loaded.values() for row in scores["rows"]]
@@ -245,7 +266,9 @@ def summarise(suite: Suite, folder: ResultFolder, settings: dict[str, Any], note
         "methods": methods,
         "by_look": [{"look": look, "method": method} | values for (look, method), values in by_look.items()],
         "runtime": watch.summary() if watch.seconds or "model" in settings else None,
-        "controls": _summarise_controls(features, [scores["controls"] for scores, _ in loaded.values()], suite.looks),
+        "controls": _summarise_controls(
+            features, [scores["controls"] for scores, _ in loaded.values()], suite.looks, training
+        ),
         "rows": rows,
     }
 
@@ -270,7 +293,10 @@ def _is_of(key: str, kind: str, method: str) -> bool:
 
 
 def _summarise_controls(
-    features: dict[str, dict[str, np.ndarray]], controls: Sequence[dict[str, Any]], looks: Sequence[str]
+    features: dict[str, dict[str, np.ndarray]],
+    controls: Sequence[dict[str, Any]],
+    looks: Sequence[str],
+    training: Sequence[LookPictures],
 ) -> dict[str, Any]:
     pictures = [
         LookPictures(world=clip, look=look, method=method, features=torch.from_numpy(x))
@@ -279,9 +305,10 @@ def _summarise_controls(
         if kind == "look" and look in looks
     ]
     summary: dict[str, Any] = {}
-    enough = len({item.world for item in pictures}) > 1 and len({item.look for item in pictures}) > 1
+    worlds = {item.world for item in (*pictures, *training)}
+    enough = len(worlds) > 1 and len({item.look for item in pictures}) > 1
     if enough and any(item.method == REFERENCE for item in pictures):
-        confusion = recognise(pictures, looks)
+        confusion = recognise(pictures, looks, training)
         summary["confusion"] = confusion
         summary["recognised"] = {method: accuracy(matrix) for method, matrix in confusion.items()}
     summary["ladders"] = _mean_ladders([item["ladders"] for item in controls if item.get("ladders")])
@@ -291,7 +318,7 @@ def _summarise_controls(
 
 def _mean_ladders(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Means over clips, and in how many clips every step of the ladder gave more."""
-    summary = {}
+    summary, units = {}, {ladder.name: ladder.unit for ladder in LADDERS}
     for name in dict.fromkeys(name for item in found for name in item):
         ladders = [item[name] for item in found if name in item]
         methods = {}
@@ -300,5 +327,5 @@ def _mean_ladders(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
             if kept:
                 monotone = sum(is_monotone(values) for values in kept)
                 methods[method] = {"mean": np.mean(kept, 0).tolist(), "monotone": monotone, "clips": len(kept)}
-        summary[name] = {"words": ladders[0]["words"], "methods": methods}
+        summary[name] = {"words": ladders[0]["words"], "unit": units[name], "methods": methods}
     return summary

@@ -14,7 +14,7 @@ from torch import Tensor
 from flowshade.evaluation.content import buffer_edges, edge_auc, edge_precision
 from flowshade.evaluation.control import look_features
 from flowshade.evaluation.metrics import psnr, quantise, ssim
-from flowshade.evaluation.perceptual import Trunk, TrunkName, lpips, pooled_features
+from flowshade.evaluation.perceptual import Trunk, TrunkName, lpips_of_features, pooled
 from flowshade.evaluation.suites import Case
 from flowshade.evaluation.temporal import border_ratio, motion_of, warping_errors, window_step_ratio
 
@@ -72,6 +72,7 @@ class Scorer:
     def __init__(self, case: Case, *, window: int, trunks: dict[TrunkName, Trunk], lpips_every: int) -> None:
         self._case, self._window, self._trunks, self._every = case, window, trunks, lpips_every
         self._edges = buffer_edges(case.gbuffer)
+        self._reference_features = {} if case.reference is None else self._features(quantise(case.reference))
         self._motion = motion_of(case.gbuffer, case.reference) if case.gbuffer.frames > 1 else None
 
     @property
@@ -83,21 +84,27 @@ class Scorer:
         """All metrics of [T, 3, H, W] display sRGB pictures; means over frames."""
         pictures = quantise(pictures)
         row: dict[str, Any] = {"clip": self._case.clip, "look": self._case.look, "method": method}
+        features = self._reference_features if method == REFERENCE else self._features(pictures)
         if self._case.reference is not None and method != REFERENCE:
-            row |= self._against(pictures, self._case.reference)
+            row |= self._against(pictures, self._case.reference, features)
         row["edge_precision"] = mean(edge_precision(pictures, self._edges))
         row["edge_auc"] = mean(edge_auc(pictures, self._edges))
         row |= self._in_time(pictures, method)
         row["frames"] = pictures.shape[0]
-        trunk = self._trunks.get("alex")
-        pooled = None if trunk is None else pooled_features(pictures[:: self._every], trunk).cpu()
-        return Scored(row=row, looks=look_features(pictures).cpu(), pooled=pooled)
+        vectors = pooled(features["alex"]).cpu() if "alex" in features else None
+        return Scored(row=row, looks=look_features(pictures).cpu(), pooled=vectors)
 
-    def _against(self, pictures: Tensor, reference: Tensor) -> dict[str, float | None]:
+    def _features(self, pictures: Tensor) -> dict[TrunkName, list[Tensor]]:
+        """Of every `lpips_every`-th frame, by trunk."""
+        return {name: trunk.features(pictures[:: self._every]) for name, trunk in self._trunks.items()}
+
+    def _against(
+        self, pictures: Tensor, reference: Tensor, features: dict[TrunkName, list[Tensor]]
+    ) -> dict[str, float | None]:
         scores = {"psnr": mean(psnr(pictures, reference)), "ssim": mean(ssim(pictures, reference))}
-        some = slice(None, None, self._every)
         for name, trunk in self._trunks.items():
-            scores[f"lpips_{name}"] = mean(lpips(pictures[some], reference[some], trunk))
+            distance = lpips_of_features(features[name], self._reference_features[name], trunk)
+            scores[f"lpips_{name}"] = mean(distance)
         return scores
 
     def _in_time(self, pictures: Tensor, method: str) -> dict[str, float | None]:

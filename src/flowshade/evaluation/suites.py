@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from flowshade.errors import FlowshadeError
-from flowshade.evaluation.control import fog_extinction, mean_radiance
+from flowshade.evaluation.control import LOOKED_AT, LookPictures, fog_extinction, look_features, mean_radiance
+from flowshade.evaluation.metrics import quantise
 from flowshade.evaluation.worlds import HELD_OUT_SEED, WorldSuite, reference_clip
 from flowshade.gbuffer.io import ClipError, ClipReader, VideoReader, open_clip, resize
 from flowshade.gbuffer.io.pictures import read_png
@@ -46,22 +47,39 @@ class Ladder:
     words: tuple[str, ...]
     captions: tuple[str, ...]
     looks: tuple[Look, ...]
+    unit: str
+    """What is measured, in words."""
     measure: Callable[[Tensor, GBuffer], float]
     """Pictures [T, 3, H, W] and their buffers to how much of it they show."""
 
 
 def _fog_ladder() -> Ladder:
     looks = tuple(dataclasses.replace(LOOKS["overcast"], fog_density=density) for density in FOGS)
-    captions = tuple(look.caption() for look in looks)
-    return Ladder(name="fog", words=tuple(FOGS.values()), captions=captions, looks=looks, measure=fog_extinction)
+    return Ladder(
+        name="fog",
+        words=tuple(FOGS.values()),
+        captions=tuple(look.caption() for look in looks),
+        looks=looks,
+        unit="extinction per metre",
+        measure=fog_extinction,
+    )
 
 
 def _lamp_ladder() -> Ladder:
     looks = tuple(dataclasses.replace(LOOKS["night"], lamps=lamps) for lamps in LAMPS)
-    captions = tuple(look.caption() for look in looks)
-    measure = lambda pictures, _: mean_radiance(pictures)  # noqa: E731
-    return Ladder(name="lamps", words=tuple(LAMPS.values()), captions=captions, looks=looks, measure=measure)
+    return Ladder(
+        name="lamps",
+        words=tuple(LAMPS.values()),
+        captions=tuple(look.caption() for look in looks),
+        looks=looks,
+        unit="mean radiance",
+        measure=lambda pictures, _: mean_radiance(pictures),
+    )
 
+
+LOOK_SEED = HELD_OUT_SEED + 500_000
+"""Worlds from this seed on are only used to train the classifier of looks."""
+LOOK_WORLDS = 40
 
 LADDERS = (_fog_ladder(), _lamp_ladder())
 """Monotone controls: fog (measured as extinction per metre) and lamps at night (as mean radiance)."""
@@ -84,6 +102,10 @@ class Suite(Protocol):
 
     def cases(self, index: int) -> Iterator[Case]:
         """One clip in each of its looks."""
+        ...
+
+    def look_pictures(self) -> Iterator[LookPictures]:
+        """Reference pictures of further worlds, to train the classifier of looks with; none where there are none."""
         ...
 
     def ladder_frames(self, index: int, ladder: Ladder, frame: int) -> tuple[GBuffer, list[Tensor]] | None:
@@ -120,8 +142,17 @@ class HeldOutWorlds:
                 caption=LOOKS[name].caption(),
                 gbuffer=clip.gbuffer,
                 fps=self._suite.fps,
-                reference=(rgb.clamp(0, 1) * 255).round() / 255,
+                reference=quantise(rgb),
             )
+
+    def look_pictures(self) -> Iterator[LookPictures]:
+        """One small frame of each of `LOOK_WORLDS` worlds in every look."""
+        suite = dataclasses.replace(self._suite, frames=1, size=LOOKED_AT)
+        for index in range(LOOK_WORLDS):
+            clip = reference_clip(suite, index, self._device, first_seed=LOOK_SEED)
+            for look, rgb in clip.pictures.items():
+                features = look_features(quantise(rgb)).cpu()
+                yield LookPictures(world=f"{clip.kind}-{clip.seed}", look=look, method="reference", features=features)
 
     def ladder_frames(self, index: int, ladder: Ladder, frame: int) -> tuple[GBuffer, list[Tensor]] | None:
         from flowshade.gbuffer.rollout import rollout
@@ -205,7 +236,10 @@ class RecordedClips:
     def _reference(self, clip: ClipReader, stop: int) -> Tensor:
         rgb = clip.reference(0, stop)
         assert rgb is not None, "checked when the suite was made"
-        return ((rgb if self._size is None else resize_reference(rgb, self._size)).clamp(0, 1) * 255).round() / 255
+        return quantise(rgb if self._size is None else resize_reference(rgb, self._size))
+
+    def look_pictures(self) -> Iterator[LookPictures]:
+        return iter(())
 
     def ladder_frames(self, index: int, ladder: Ladder, frame: int) -> tuple[GBuffer, list[Tensor]] | None:
         return None

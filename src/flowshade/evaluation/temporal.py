@@ -122,9 +122,7 @@ def window_step_ratio(prediction: Float[Tensor, "T 3 H W"], reference: Float[Ten
 
 
 def border_ratio(changes: Float[Tensor, " T-1"], window: int) -> float:
-    """Mean of the changes from frame to frame that cross a border of windows over the mean of the others; nan for clips
-    of one window, and where nothing changes. 1 = borders cannot be told."""
+    """Mean of the changes from frame to frame that cross a border of windows over the mean of the others; 1 = borders
+    cannot be told. Changes that are nan are left out; nan for clips of one window, and where nothing changes."""
     border = (torch.arange(1, changes.shape[0] + 1, device=changes.device) % window) == 0
-    if not border.any() or border.all():
-        return float("nan")
-    return float(changes[border].mean() / changes[~border].mean())
+    return float(changes[border].nanmean() / changes[~border].nanmean())

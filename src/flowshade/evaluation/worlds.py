@@ -77,13 +77,14 @@ def reference_clip(
     index: int,
     device: str,
     channels: Sequence[str] = (*CORE_CHANNELS, "emission", "motion", "instance"),
+    first_seed: int = HELD_OUT_SEED,
 ) -> ReferenceClip:
-    """Traces one of the suite's clips."""
+    """Traces one of the suite's clips, or of those from another seed on."""
     from flowshade.gbuffer.rollout import rollout
     from flowshade.gbuffer.trace import Tracer
     from flowshade.world import make_world
 
-    kind, seed = suite.kinds[index % len(suite.kinds)], HELD_OUT_SEED + index
+    kind, seed = suite.kinds[index % len(suite.kinds)], first_seed + index
     world = make_world(kind, seed, fps=suite.fps)
     tracer = Tracer(
         world.model, size=suite.size, device=device, samples=suite.samples, channels=channels, reference=suite.reference
