@@ -30,6 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowshade.color import linear_to_srgb
+from flowshade.gbuffer.environment import load_environment, look_up
 from flowshade.gbuffer.look import Look
 from flowshade.types import Camera, GBuffer
 
@@ -111,6 +112,8 @@ def _rgb(value: tuple[float, float, float], like: Tensor) -> Tensor:
 
 def smooth_sky(look: Look, d: Float[Tensor, "3 ..."]) -> Float[Tensor, "3 ..."]:
     """Radiance of the sky in stream-frame directions, without disc, clouds and stars: what surfaces are lit by."""
+    if look.hdri:
+        return look_up(load_environment(look.hdri).soft, d, look.hdri_turn)
     up = d[2]
     sky = torch.lerp(_rgb(look.horizon, d), _rgb(look.zenith, d), up.clamp(0, 1).sqrt())
     sky = torch.lerp(sky, _rgb(look.ground, d), _smoothstep(0.0, 0.1, -up))
@@ -124,6 +127,8 @@ def smooth_sky(look: Look, d: Float[Tensor, "3 ..."]) -> Float[Tensor, "3 ..."]:
 
 def cloudy_sky(look: Look, d: Float[Tensor, "3 ..."]) -> Float[Tensor, "3 ..."]:
     """`smooth_sky` with clouds: what reflections show."""
+    if look.hdri:
+        return look_up(load_environment(look.hdri).radiance, d, look.hdri_turn)
     sky = smooth_sky(look, d)
     if look.cloudiness <= 0:
         return sky
