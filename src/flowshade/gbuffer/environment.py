@@ -50,7 +50,7 @@ _GREY_CARD = 0.8
 _DIRECTED = 0.3
 """Share of the light from one side above which captions name the side."""
 
-Array = NDArray[np.floating]
+Array = NDArray[Any]
 
 
 class SkyError(FlowshadeError, ValueError):
@@ -318,7 +318,8 @@ def _main_light(environment: Environment, turn: float) -> tuple[float, float, fl
 
 def _words(environment: Environment, direct: float, azimuth: float, elevation: float) -> str:
     """What the light of a picture looks like, no more than can be seen."""
-    red, _, blue = environment.soft[: SOFT[0] // 2].mean((0, 1))
+    cells, solid = _directions(SOFT)
+    red, _, blue = np.einsum("hwc,hw->c", environment.soft, solid * np.maximum(cells[..., 2], 0))
     tone = "warm " if red > 1.35 * blue else "cool " if blue > 1.25 * red else ""
     if direct < _DIRECTED:
         return f"soft {tone}light from all around"

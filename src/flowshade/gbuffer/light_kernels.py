@@ -194,6 +194,15 @@ def cloudy_sky(light: Light, d: wp.vec3) -> wp.vec3:
 
 
 @wp.func
+def reflected_sky(light: Light, d: wp.vec3, roughness: float) -> wp.vec3:
+    """`cloudy_sky`; a picture's is blurred for rough surfaces."""
+    sky = cloudy_sky(light, d)
+    if light.sky_height > 0:
+        sky = mix(sky, smooth_sky(light, d), ease(0.05, 0.35, roughness))
+    return sky
+
+
+@wp.func
 def full_sky(light: Light, d: wp.vec3) -> wp.vec3:
     """`cloudy_sky` with stars and the disc of the sun or moon."""
     sky = cloudy_sky(light, d)
@@ -468,7 +477,8 @@ def gather_light(
                     path = seen.t
                     clear = wp.exp(-light.fog_density * path)
                     away = light.stream * toward
-                    mirror = mirror * clear + fog_in(light, away) * (1.0 - clear) - cloudy_sky(light, away)
+                    mirror = mirror * clear + fog_in(light, away) * (1.0 - clear)
+                    mirror -= reflected_sky(light, away, m.roughness)
 
         # Lamps: sphere lights, windowed to nothing at the end of their reach, with one shadow ray each.
         if light.lamps[0] + light.lamps[1] + light.lamps[2] > 0.0:
@@ -583,7 +593,7 @@ def radiance(light: Light, m: Material, found: Found, n: wp.vec3, d: wp.vec3) ->
     around_n = wp.max(around_n, wp.vec3(0.0, 0.0, 0.0))
     out = wp.cw_mul(m.albedo * (1.0 - m.metallic), light.sun * (found.sun * cosine / wp.pi) + around_n)
     mirrored = light.stream * (d + n * (2.0 * facing))
-    reflected = wp.max(cloudy_sky(light, mirrored) + found.mirror, wp.vec3(0.0, 0.0, 0.0))
+    reflected = wp.max(reflected_sky(light, mirrored, m.roughness) + found.mirror, wp.vec3(0.0, 0.0, 0.0))
     reflected = mix(reflected, around_n, ease(0.3, 0.9, m.roughness))
     out += wp.cw_mul(reflected, environment_brdf(f0, m.roughness, facing))
     if found.sun > 0.0 and cosine > 0.0:

@@ -141,6 +141,12 @@ def cloudy_sky(look: Look, d: Float[Tensor, "3 ..."]) -> Float[Tensor, "3 ..."]:
     return torch.lerp(sky, _rgb(cloud_color(look), d), 0.85 * cover)
 
 
+def reflected_sky(look: Look, d: Float[Tensor, "3 ..."], roughness: Float[Tensor, "..."]) -> Float[Tensor, "3 ..."]:
+    """`cloudy_sky`; a picture's is blurred for rough surfaces."""
+    sky = cloudy_sky(look, d)
+    return torch.lerp(sky, smooth_sky(look, d), _smoothstep(0.05, 0.35, roughness)) if look.hdri else sky
+
+
 def cloud_color(look: Look) -> tuple[float, float, float]:
     """Radiance of a scattered cloud: sunlight, scattered, and some of the sky's."""
     light = zip(look.sun, look.zenith, look.horizon)
@@ -345,7 +351,8 @@ def _shade_frame(
     mirrored = turn(rays + 2 * facing * n)
     lit = sunlight * (n * sun).sum(0).clamp(min=0) / math.pi
     radiance = albedo * (1 - metallic) * (lit + _ambient(look, turn(n)))
-    reflected = torch.lerp(cloudy_sky(look, mirrored), _ambient(look, turn(n)), _smoothstep(0.3, 0.9, roughness))
+    shown = reflected_sky(look, mirrored, roughness)
+    reflected = torch.lerp(shown, _ambient(look, turn(n)), _smoothstep(0.3, 0.9, roughness))
     radiance = radiance + reflected * _environment_brdf(f0, roughness, facing)
     radiance = radiance + sunlight * _sun_specular(f0, roughness, n, v, sun, math.radians(look.sun_radius))
     if "emission" in channels:
