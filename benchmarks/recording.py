@@ -37,6 +37,8 @@ class Part:
     name: str
     frames: int
     seconds: float
+    busy: float
+    """Seconds of processor time, which other work on the machine does not change."""
     bytes: int
     memory: float
     """Resident set of the process at its end, MiB."""
@@ -44,6 +46,7 @@ class Part:
     def show(self) -> None:
         print(
             f"{self.name:<6} {self.frames} frames, {self.frames / self.seconds:.2f} frames/s, "
+            f"{self.busy / self.frames * 1e3:.0f} ms of processor time a frame, "
             f"{self.bytes / self.frames / 2**10:.0f} KiB a frame, resident {self.memory:.0f} MiB",
             flush=True,
         )
@@ -64,22 +67,23 @@ def record_part(world: World, options: argparse.Namespace, name: str, first: int
     head = next(frames)  # kernels are loaded and the structures built before anything is measured
     with ClipWriter(folder, size=options.size, fps=options.fps, overwrite=True) as writer:
         writer.append(head.gbuffer, head.pictures[0] if looks else None)
-        started = time.perf_counter()
+        started = np.array([time.perf_counter(), time.process_time()])
         for frame in frames:
             writer.append(frame.gbuffer, frame.pictures[0] if looks else None)
-        taken = time.perf_counter() - started
-    return Part(name, count, taken * count / max(count - 1, 1), folder_bytes(folder), resident())
+        taken = np.array([time.perf_counter(), time.process_time()]) - started
+    wall, busy = taken * count / max(count - 1, 1)
+    return Part(name, count, float(wall), float(busy), folder_bytes(folder), resident())
 
 
 def run_physics(world: World, frames: int) -> tuple[np.ndarray, float]:
-    """The state after a number of frames, and the seconds it took."""
+    """The state after a number of frames, and the seconds of processor time it took."""
     data = world.reset()
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(frames):
         step(world, data)
     if not np.isfinite(data.qpos).all():
         raise ValueError(f"the physics of {world.name} are not finite after {frames} frames; expected finite numbers.")
-    return save_state(world, data), time.perf_counter() - started
+    return save_state(world, data), time.process_time() - started
 
 
 def kill_and_resume(options: argparse.Namespace, undisturbed: Path) -> None:
@@ -90,8 +94,8 @@ def kill_and_resume(options: argparse.Namespace, undisturbed: Path) -> None:
     height, width = options.size
     command = [
         sys.executable, "-m", "flowshade.cli", "world", "record", options.world, "--seed", str(options.seed),
-        "-o", str(clip), "--frames", str(count), "--fps", str(options.fps), "--size", f"{height}x{width}", "--look", options.look,
-        "--resume", "--device", "cpu",
+        "-o", str(clip), "--frames", str(count), "--fps", str(options.fps), "--size", f"{height}x{width}",
+        "--look", options.look, "--resume", "--device", "cpu",
     ]  # fmt: skip
     process = subprocess.Popen(command)
     frames = partial_folder(clip) / "frames"
@@ -126,7 +130,10 @@ def main() -> None:
     first = record_part(world, options, "first", 0, None)
     first.show()
     state, seconds = run_physics(world, total - part - 1)
-    print(f"physics alone: {total - part - 1} frames in {seconds:.0f} s, {(total - part - 1) / seconds:.0f} frames/s")
+    print(
+        f"physics {total - part - 1} frames, {seconds / (total - part - 1) * 1e3:.1f} ms of processor time a frame",
+        flush=True,
+    )
     last = record_part(world, options, "last", total - part, state)
     last.show()
     rate = (first.seconds + last.seconds) / (first.frames + last.frames)
