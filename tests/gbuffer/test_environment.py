@@ -22,6 +22,7 @@ from flowshade.gbuffer.environment import (
     load_environment,
     look_named,
     look_up,
+    with_sun,
 )
 from flowshade.gbuffer.io.exr import write_exr
 from flowshade.gbuffer.look import LOOKS, Look, mix_looks
@@ -169,6 +170,33 @@ def test_where_nothing_occludes_both_direct_shaders_agree(tmp_path: Path) -> Non
     inner = scene.geom(0) | (torch.arange(HEIGHT)[:, None] < 6)
     assert (shown - plain)[:, inner].abs().max() < 6e-3
     assert shown.std() > 0.02
+
+
+def test_a_sun_in_a_picture_is_a_sun_for_the_direct_reference(tmp_path: Path) -> None:
+    """Both references have its shadow, where they have it; all light of the picture is in the sun or in what is left."""
+    picture = lobe((-1, 0, 1), 3000.0, 4000.0)
+    look = sky(saved(tmp_path, picture), exposure=0.5)
+    found = load_environment(look.hdri)
+    rest = np.minimum(picture, found.peak) * solid_angles()[..., None]
+    np.testing.assert_allclose(
+        rest.sum((0, 1)) + found.sun, (picture * solid_angles()[..., None]).sum((0, 1)), rtol=1e-4
+    )
+    np.testing.assert_allclose(found.toward, [-(0.5**0.5), 0, 0.5**0.5], atol=0.02)
+    lit = with_sun(dataclasses.replace(look, hdri_turn=30.0))
+    assert (lit.sun_azimuth, lit.sun_elevation) == (pytest.approx(-60, abs=1), pytest.approx(45, abs=1))
+    assert with_sun(LOOKS["fog"]) is LOOKS["fog"]
+    pole = '<geom type="box" size=".4 .4 1.5" pos="0 5 1.5" material="floor"/>'
+    one, other = (Scene(FLOOR + pole, GREY, reference=kind, paths=64) for kind in ("direct", "paths"))
+    a, b = one.shade(look), other.shade(look)
+    ground = one.geom(0)
+    assert (a - b)[:, ground].abs().median() < 0.02
+    dark = ground & (b[0] < 0.7 * b[0][ground].median())
+    assert dark.sum() > 10 and (a[0][dark] < 0.8 * a[0][ground].median()).float().mean() > 0.8
+
+
+def test_spread_lamps_are_no_sun() -> None:
+    two = lobe((1, 0, 0.5), 3000.0, 4000.0) + lobe((-1, 0, 0.5), 3000.0, 4000.0)
+    assert environment_of(two).peak == math.inf and not environment_of(two).sun.any()
 
 
 def test_files_of_all_kinds_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ even picture nothing is aimed at, so a white furnace stays exact.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import functools
 import math
 import os
@@ -47,6 +48,8 @@ PREFIX = "hdri:"
 _LUMINANCE = np.array([0.2126, 0.7152, 0.0722])
 _GREY_CARD = 0.8
 """Exposed radiance of a white, level surface under a picture's whole light."""
+_PEAK = 8.0
+"""Times the mean radiance, above which a small place can be a sun."""
 _DIRECTED = 0.3
 """Share of the light from one side above which captions name the side."""
 
@@ -64,13 +67,19 @@ class Environment:
     radiance: Array
     """[H, W, 3] float32 linear Rec.709; row 0 is the zenith's."""
     soft: Array
-    """[16, 32, 3] float32 means over its cells."""
+    """[16, 32, 3] float32 means over its cells, without what `sun` holds."""
     rows: Array
     """[H] float32 cumulative probability of the rows."""
     columns: Array
     """[H, W] float32 cumulative probability of the columns within each row."""
     share: Array
     """[H, W] float32 probability density a steradian, times the sine of the angle from the zenith."""
+    peak: float
+    """Radiance above which light belongs to `sun`; infinite without one."""
+    sun: Array
+    """[3] irradiance of a single small bright place, for shading that has one sun; 0 where there is none."""
+    toward: Array
+    """[3] unit vector to it, at turn 0."""
 
 
 def environment_of(radiance: Array) -> Environment:
@@ -104,9 +113,26 @@ def environment_of(radiance: Array) -> Environment:
     columns = np.cumsum(share, 1) / np.maximum(row, 1e-30)[:, None]
     density = share * height * width / (2 * np.pi**2)
     f32 = np.float32
+    peak, sun, toward = _sun(radiance, mean)
+    soft = _cells(np.minimum(radiance, f32(peak)), sine)
     return Environment(
-        radiance, _cells(radiance, sine), np.cumsum(row).astype(f32), columns.astype(f32), density.astype(f32)
+        radiance, soft, np.cumsum(row).astype(f32), columns.astype(f32), density.astype(f32), peak, sun, toward
     )
+
+
+def _sun(radiance: Array, mean: float) -> tuple[float, Array, Array]:
+    """`Environment`'s peak, sun and the direction to it; none where bright places are spread or give little light."""
+    directions, solid = _directions(radiance.shape[:2])
+    peak = _PEAK * mean
+    excess = np.maximum(radiance - peak, 0) * solid[..., None]
+    weight = excess @ _LUMINANCE
+    total = weight.sum()
+    middle = np.einsum("hwc,hw->c", directions, weight) / max(total, 1e-30)
+    length = float(np.linalg.norm(middle))
+    # 4 pi times the mean is all the light; places within about 15 degrees of one another are one.
+    if length < math.cos(math.radians(15)) or total < 0.05 * 4 * math.pi * mean:
+        return math.inf, np.zeros(3), np.array([0.0, 0.0, 1.0])
+    return peak, excess.sum((0, 1)), middle / length
 
 
 def _within_texels(values: Array) -> Array:
@@ -276,6 +302,19 @@ def hdri_look(path: str | Path, *, turn: float = 0.0, **options: Any) -> Look:
         "exposure": _GREY_CARD / max(level, 1e-6), "words": _words(environment, direct, azimuth, elevation),
     }  # fmt: skip
     return Look(**{**values, **options})
+
+
+def with_sun(look: Look) -> Look:
+    """A look whose picture's small bright place is its sun: for shading that does not aim at the picture."""
+    if not look.hdri or look.has_sun:
+        return look
+    sky = load_environment(look.hdri)
+    x, y, z = sky.toward
+    red, green, blue = (float(value) for value in sky.sun)
+    return dataclasses.replace(
+        look, sun=(red, green, blue), sun_elevation=math.degrees(math.asin(max(-1.0, min(1.0, z)))),
+        sun_azimuth=math.degrees(math.atan2(x, y)) + look.hdri_turn,
+    )  # fmt: skip
 
 
 def _directions(shape: tuple[int, int]) -> tuple[Array, Array]:

@@ -89,6 +89,7 @@ class Light:
     sky_height: int  # 0 = there is none
     sky_aimed: int  # 1 = some of it is aimed at
     sky_turn: float  # in turns, to the right
+    sky_peak: float  # radiance above which light belongs to the sun of the direct reference
 
 
 @wp.struct
@@ -198,6 +199,7 @@ def reflected_sky(light: Light, d: wp.vec3, roughness: float) -> wp.vec3:
     """`cloudy_sky`; a picture's is blurred for rough surfaces."""
     sky = cloudy_sky(light, d)
     if light.sky_height > 0:
+        sky = wp.min(sky, wp.vec3(light.sky_peak, light.sky_peak, light.sky_peak))  # the rest is the sun's
         sky = mix(sky, smooth_sky(light, d), ease(0.05, 0.35, roughness))
     return sky
 

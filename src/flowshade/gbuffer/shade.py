@@ -30,7 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowshade.color import linear_to_srgb
-from flowshade.gbuffer.environment import load_environment, look_up
+from flowshade.gbuffer.environment import load_environment, look_up, with_sun
 from flowshade.gbuffer.look import Look
 from flowshade.types import Camera, GBuffer
 
@@ -144,7 +144,10 @@ def cloudy_sky(look: Look, d: Float[Tensor, "3 ..."]) -> Float[Tensor, "3 ..."]:
 def reflected_sky(look: Look, d: Float[Tensor, "3 ..."], roughness: Float[Tensor, "..."]) -> Float[Tensor, "3 ..."]:
     """`cloudy_sky`; a picture's is blurred for rough surfaces."""
     sky = cloudy_sky(look, d)
-    return torch.lerp(sky, smooth_sky(look, d), _smoothstep(0.05, 0.35, roughness)) if look.hdri else sky
+    if not look.hdri:
+        return sky
+    sky = sky.clamp(max=load_environment(look.hdri).peak)  # the rest is the sun's
+    return torch.lerp(sky, smooth_sky(look, d), _smoothstep(0.05, 0.35, roughness))
 
 
 def cloud_color(look: Look) -> tuple[float, float, float]:
@@ -310,6 +313,7 @@ def shade_without_rays(
     Raises:
         ValueError: a core channel or the camera is missing.
     """
+    look = with_sun(look)
     camera = camera if camera is not None else gbuffer.camera
     channels = gbuffer.channels()
     missing = [name for name in ("albedo", "normal", "depth", "roughness", "metallic") if name not in channels]

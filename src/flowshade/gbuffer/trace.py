@@ -30,7 +30,7 @@ from torch import Tensor
 
 from flowshade.gbuffer import kernels, light_kernels, path_kernels, shade
 from flowshade.gbuffer._scene import SceneArrays
-from flowshade.gbuffer.environment import Environment, load_environment
+from flowshade.gbuffer.environment import Environment, load_environment, with_sun
 from flowshade.gbuffer.look import Look
 from flowshade.types import CHANNELS, Camera, GBuffer
 
@@ -252,10 +252,11 @@ class Tracer:
         material = self._materials
         surface = [material["albedo"], material["roughness"], material["metallic"]]
         with self._stream():
-            light = self._light(look, stream)
             if display and self.reference == "direct":
+                light = self._light(with_sun(look), stream)
                 self._shade_directly(light, surface, seed, wp.from_torch(rgb))
             else:
+                light = self._light(look, stream)
                 self._shade_by_paths(light, look, surface, seed, display, wp.from_torch(rgb))
         return rgb.view(1, 3, height, width)
 
@@ -422,6 +423,7 @@ class Tracer:
         light.sky_height = 0 if sky is None else len(sky.radiance)
         light.sky_aimed = int(sky is not None and bool(sky.share.any()))
         light.sky_turn = look.hdri_turn / 360.0 % 1.0
+        light.sky_peak = math.inf if sky is None else sky.peak
 
     # Launching ----------------------------------------------------------------------------------------------------
 
@@ -554,9 +556,12 @@ class _Staging:
 def _sky_arrays(sky: Environment | None, device: Any) -> dict[str, Any]:
     """Arrays by their names in `light_kernels.Light`."""
     if sky is None:
-        sky = Environment(*(np.zeros(shape, np.float32) for shape in ((1, 3), (1, 3), 1, 1, 1)))
-    colours = {"sky": sky.radiance, "soft_sky": sky.soft}
-    numbers = {"sky_rows": sky.rows, "sky_columns": sky.columns, "sky_share": sky.share}
+        empty = np.zeros(3, np.float32)
+        colours = {"sky": empty, "soft_sky": empty}
+        numbers = {"sky_rows": empty, "sky_columns": empty, "sky_share": empty}
+    else:
+        colours = {"sky": sky.radiance, "soft_sky": sky.soft}
+        numbers = {"sky_rows": sky.rows, "sky_columns": sky.columns, "sky_share": sky.share}
     return {
         **{name: wp.array(values.reshape(-1, 3), dtype=wp.vec3, device=device) for name, values in colours.items()},
         **{name: wp.array(values.ravel(), dtype=float, device=device) for name, values in numbers.items()},
