@@ -424,6 +424,7 @@ def styles(
 @world_app.command(name="list")
 def world_list() -> None:
     """List the kinds of world, and the looks their reference pictures can have."""
+    from flowshade.gbuffer.environment import installed_hdris
     from flowshade.gbuffer.look import LOOKS
     from flowshade.world import WORLDS
 
@@ -432,6 +433,8 @@ def world_list() -> None:
     print("\nlooks for --look:")
     for name, look in LOOKS.items():
         print(f"{name:<12} {look.caption()}")
+    print("FILE.hdr     or .exr: the sky and light of an equirectangular picture; hdri:NAME if it is installed:")
+    print(f"             {', '.join(installed_hdris()) or 'none (npm install @pmndrs/assets brings 18)'}")
 
 
 @world_app.command(name="record")
@@ -448,7 +451,12 @@ def world_record(
     size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "240x416",
     fps: Annotated[float, arg(metavar="FPS", help="Frames a second.")] = 24.0,
     look: Annotated[
-        str, arg(metavar="NAME", help="Also record a reference picture in this look; none records only buffers.")
+        str,
+        arg(
+            metavar="NAME",
+            help="Also record a reference picture in this look, or under an HDRI (a .hdr or .exr file, or hdri:NAME of "
+            "an installed one); none records only buffers.",
+        ),
     ] = "none",
     samples: Annotated[int, arg(metavar="N", help="Material samples a pixel.")] = 4,
     sampling_seed: Annotated[int, arg(metavar="N", help="Of the sampling pattern: other noise, the same world.")] = 0,
@@ -691,7 +699,7 @@ def data_generate(
     seconds: Annotated[float, arg(metavar="S", help="Length of a clip.")] = 10.0,
     size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "720x1280",
     fps: Annotated[float, arg(metavar="FPS", help="Frames a second.")] = 30.0,
-    look: Annotated[str, arg(metavar="NAME", help="A look, any (one drawn for each clip), or none.")] = "any",
+    look: Annotated[str, arg(metavar="NAME", help="A look, an HDRI, any (one drawn for each clip), or none.")] = "any",
     reference: Annotated[
         Literal["direct", "paths"], arg(help="How pictures are made: direct light (fast), or path-traced.")
     ] = "paths",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import mujoco
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from flowshade.color import srgb_to_linear
@@ -428,6 +430,21 @@ def test_cube_texture_faces() -> None:
     ):
         seen = value(tracer.gbuffer(camera_at(position, yaw=yaw)).albedo)[centre]
         torch.testing.assert_close(seen, torch.from_numpy(colours[face] / 255).float(), atol=1e-3, rtol=0)
+
+
+def test_a_cube_texture_of_one_picture_shows_it_on_every_side(tmp_path: Path) -> None:
+    """Its left half is red: so is one half of each side, however the box is turned."""
+    picture = np.zeros((64, 64, 3), np.uint8)
+    picture[:, :32, 0] = picture[:, 32:, 2] = 255
+    Image.fromarray(picture).save(tmp_path / "half.png")
+    assets = f'<texture name="t" type="cube" file="{tmp_path}/half.png"/><material name="m" texture="t"/>'
+    box = '<geom type="box" size="1 1 1" pos="0 {} 0" material="m" euler="0 0 {}"/>'
+    for distance, turn in ((4, 0), (4, 90), (4, 180), (4, 270), (9, 0)):
+        gbuffer = traced(box.format(distance, turn), assets)
+        ids = value(gbuffer.instance)[0, 0]
+        seen = value(gbuffer.albedo)[0][:, inner(ids) & (ids == 1)]
+        red, blue = (seen[0] > 0.9).float().mean(), (seen[2] > 0.9).float().mean()
+        assert red == pytest.approx(0.5, abs=0.12) and blue == pytest.approx(0.5, abs=0.12)
 
 
 def test_mesh_texture_coordinates() -> None:

@@ -88,6 +88,59 @@ def test_urdf_with_its_own_extension_keeps_it(tmp_path: Path) -> None:
     assert load_urdf(write(tmp_path, "own.urdf", text)).model.nmesh == 1
 
 
+def test_packages_are_found_above_the_file(tmp_path: Path) -> None:
+    """As in ROS: `package://cart/meshes` lies beside the folder `urdf` that holds the file."""
+    write(tmp_path, "cart/meshes/hull.obj", OBJ)
+    assert load_urdf(write(tmp_path, "cart/urdf/cart.urdf", URDF)).model.nmesh == 1
+
+
+def test_a_mesh_that_is_not_read_gives_way_to_its_neighbour(tmp_path: Path) -> None:
+    path = write(tmp_path, "cart.urdf", URDF.replace("hull.obj", "hull.dae"))
+    write(tmp_path, "meshes/hull.dae", "<COLLADA/>")
+    with pytest.raises(WorldError, match=r"hull.dae is a .dae mesh; expected one of .obj, .stl, .msh.*Convert it"):
+        load_urdf(path)
+    write(tmp_path, "meshes/hull.obj", OBJ)
+    assert load_urdf(path).model.nmesh == 1
+
+
+def test_shapes_for_contact_are_hidden_where_others_are_seen(tmp_path: Path) -> None:
+    """A dressed body, a bare one, and a floor that is seen although the world's body is dressed."""
+    text = """<mujoco><worldbody><geom name="floor" type="plane" size="5 5 .1"/>
+    <geom name="line" type="box" size="1 .1 .01" contype="0" conaffinity="0" group="1"/>
+    <body><freejoint/><geom name="hull" type="box" size=".2 .2 .2" rgba="0 1 0 1"/>
+    <geom name="skin" type="box" size=".19 .19 .19" contype="0" conaffinity="0" group="1" mass="0"/></body>
+    <body pos="0 0 2"><freejoint/><geom name="bare" type="box" size=".2 .2 .2"/></body></worldbody></mujoco>"""
+    model = load_mjcf(write(tmp_path, "dressed.xml", text)).model
+    groups = {name: int(model.geom(name).group[0]) for name in ("floor", "line", "hull", "skin", "bare")}
+    assert groups == {"floor": 0, "line": 1, "hull": 3, "skin": 1, "bare": 0}
+
+
+def test_in_urdf_visuals_hide_what_is_for_contact(tmp_path: Path) -> None:
+    write(tmp_path, "meshes/hull.obj", OBJ)
+    model = load_urdf(write(tmp_path, "cart.urdf", URDF)).model
+    box = model.geom_type == mujoco.mjtGeom.mjGEOM_BOX
+    # The base is welded to the world, so its contact shape belongs to the world's body and stays.
+    assert (model.geom_group[~box] < 3).all()
+
+
+@pytest.mark.parametrize(("own", "expected"), [(0.001, 1 / 1000), (0.0003, 1 / 3360), (0.01, 1 / 240)])
+def test_physics_never_takes_longer_steps_than_the_file_says(tmp_path: Path, own: float, expected: float) -> None:
+    world = load_mjcf(write(tmp_path, "a.xml", MJCF.replace('timestep="0.01"', f'timestep="{own}"')), fps=30)
+    assert world.model.opt.timestep <= min(own, 1 / 240) * (1 + 1e-6)
+    assert world.model.opt.timestep == pytest.approx(expected, rel=0.02)
+    assert world.with_fps(60).model.opt.timestep <= own
+
+
+def test_the_camera_circles_what_moves(tmp_path: Path) -> None:
+    """Not the far walls around it; without anything that moves it circles all."""
+    wall = '<geom type="box" size="1 60 5" pos="80 0 5"/></worldbody>'
+    near = load_mjcf(write(tmp_path, "arena.xml", MJCF.replace("</worldbody>", wall))).camera_path
+    assert np.linalg.norm(near.pose(0)[:3, 3]) < 8
+    still = '<mujoco><worldbody><geom type="box" size="1 9 5"/></worldbody></mujoco>'
+    far = load_mjcf(write(tmp_path, "still.xml", still)).camera_path
+    assert np.linalg.norm(far.pose(0)[:3, 3]) > 12
+
+
 @pytest.mark.parametrize(
     ("name", "text", "load", "message"),
     [

@@ -25,6 +25,7 @@ from statistics import mean
 from typing import Any, Literal
 
 from flowshade.dataset.index import INDEX, DatasetError, read_index, split_of, write_index
+from flowshade.gbuffer.environment import is_hdri_name, look_named
 from flowshade.gbuffer.look import LOOKS, Look, sample_look
 from flowshade.gbuffer.particles import particles_of
 from flowshade.gbuffer.record import record_clip
@@ -52,7 +53,8 @@ class DatasetPlan:
     fps: float = 30.0
     size: tuple[int, int] = (720, 1280)
     look: str = "any"
-    """A key of `LOOKS`, "any" for one drawn for each clip from the grid that words can name, or "none"."""
+    """A key of `LOOKS`, an HDRI (as in `environment.look_named`; turned otherwise in each clip), "any"
+    for one drawn for each clip from the grid that words can name, or "none"."""
     reference: Literal["direct", "paths"] = "paths"
     """How the pictures are made, as in `flowshade.gbuffer.trace.Tracer`."""
     samples: int = 4
@@ -68,8 +70,10 @@ class DatasetPlan:
                 f"a dataset of {self.clips} clips, {self.cameras} cameras and kinds {list(self.kinds)} was asked for; "
                 "expected at least one of each. Raise --clips or --cameras, or name a kind."
             )
-        if self.look not in ("any", "none", *LOOKS):
-            raise DatasetError(f"unknown look {self.look!r}; expected any, none, or one of {', '.join(LOOKS)}.")
+        if self.look not in ("any", "none", *LOOKS) and not is_hdri_name(self.look):
+            raise DatasetError(
+                f"unknown look {self.look!r}; expected any, none, an HDRI, or one of {', '.join(LOOKS)}."
+            )
         if not self.seconds * self.fps >= 1:
             raise DatasetError(f"clips of {self.seconds} s at {self.fps} FPS hold no frame; expected at least one.")
 
@@ -91,7 +95,10 @@ class DatasetPlan:
             rng = random.Random(f"{seed}-{camera}" if camera else seed)
             lamplit = kind in _UNDER_A_ROOF and rng.random() < _LAMPLIT
             return sample_look(rng, "indoor" if lamplit else None)
-        return LOOKS.get(self.look)
+        if self.look == "none":
+            return None
+        turn = 45.0 * random.Random(f"{seed}-{camera}-turn").randrange(8)  # of HDRIs
+        return look_named(self.look, turn=turn)
 
 
 @dataclass(frozen=True, kw_only=True)

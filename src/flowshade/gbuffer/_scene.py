@@ -157,9 +157,10 @@ class SceneArrays:
                 space == mujoco.mjtColorSpace.mjCOLORSPACE_AUTO and is_colour
             )
             texels = (linear_of_byte if is_srgb else byte)[raw]
-            faces = texels.reshape(6, height // 6, width, 3) if cube else texels[None]
+            single = cube and height == width  # MuJoCo keeps one picture where all sides show the same
+            faces = texels.reshape(6, height // 6, width, 3) if cube and not single else texels[None]
             self._mean[texture] = faces.mean(axis=(0, 1, 2))
-            row = (int(cube), width, faces.shape[1], 0, len(starts))
+            row = (int(cube) + int(single), width, faces.shape[1], 0, len(starts))
             levels = 0
             while True:
                 starts.append(total)

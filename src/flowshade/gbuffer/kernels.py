@@ -63,7 +63,7 @@ class Geom:
 class Texture:
     """One texture; its texels lie in `Maps.texels`, level after level, six faces a level for cubes."""
 
-    cube: int
+    cube: int  # 0 = flat, 1 = six faces, 2 = one face that all six sides show
     width: int
     height: int
     levels: int
@@ -568,7 +568,8 @@ def sample_cube(maps: Maps, index: int, d: wp.vec3, lod: float) -> wp.vec3:
     y0 = int(wp.floor(y))
     fx = x - float(x0)
     fy = y - float(y0)
-    start = maps.level_starts[texture.first_level + level] + face * width * width
+    side = wp.where(texture.cube == 2, 0, face)
+    start = maps.level_starts[texture.first_level + level] + side * width * width
     xa = wp.clamp(x0, 0, width - 1)
     xb = wp.clamp(x0 + 1, 0, width - 1)
     ya = start + wp.clamp(y0, 0, width - 1) * width

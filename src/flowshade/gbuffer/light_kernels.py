@@ -40,6 +40,7 @@ _LAMP_REACH = wp.constant(22.0)  # metres
 _LAMP_GAIN = wp.constant(15.0)  # emission of 1 reads as a dim bulb, 4 as a street lamp
 _NOISE = wp.constant(256)
 _STARS = wp.constant(768)
+_SOFT_ROWS = wp.constant(16)  # of the blurred sky picture
 
 
 @wp.struct
@@ -80,6 +81,15 @@ class Light:
     lamp_radius: wp.array(dtype=float)
     lamp_power: wp.array(dtype=wp.vec3)
     lamp_count: int
+    sky: wp.array(dtype=wp.vec3)  # an equirectangular picture instead of the colours above, row by row
+    soft_sky: wp.array(dtype=wp.vec3)  # the same, blurred
+    sky_rows: wp.array(dtype=float)  # what aims at it: see `environment.Environment`
+    sky_columns: wp.array(dtype=float)
+    sky_share: wp.array(dtype=float)
+    sky_height: int  # 0 = there is none
+    sky_aimed: int  # 1 = some of it is aimed at
+    sky_turn: float  # in turns, to the right
+    sky_peak: float  # radiance above which light belongs to the sun of the direct reference
 
 
 @wp.struct
@@ -132,8 +142,27 @@ def square_map(image: wp.array(dtype=float), size: int, u: float, v: float) -> f
 
 
 @wp.func
+def sky_picture(picture: wp.array(dtype=wp.vec3), height: int, turn: float, d: wp.vec3) -> wp.vec3:
+    """An equirectangular picture in a stream-frame direction, bilinear."""
+    width = 2 * height
+    x = (wp.atan2(d[0], d[1]) / (2.0 * wp.pi) + 0.5 - turn) * float(width) - 0.5
+    y = wp.acos(wp.clamp(d[2], -1.0, 1.0)) / wp.pi * float(height) - 0.5
+    x0 = wp.floor(x)
+    y0 = wp.floor(y)
+    left = (int(x0) + 4 * width) % width
+    right = (left + 1) % width
+    top = wp.clamp(int(y0), 0, height - 1) * width
+    bottom = wp.clamp(int(y0) + 1, 0, height - 1) * width
+    upper = mix(picture[top + left], picture[top + right], x - x0)
+    lower = mix(picture[bottom + left], picture[bottom + right], x - x0)
+    return mix(upper, lower, y - y0)
+
+
+@wp.func
 def smooth_sky(light: Light, d: wp.vec3) -> wp.vec3:
     """Sky radiance in a stream-frame direction, without disc, clouds and stars."""
+    if light.sky_height > 0:
+        return sky_picture(light.soft_sky, _SOFT_ROWS, light.sky_turn, d)
     up = d[2]
     sky = mix(light.horizon, light.zenith, wp.sqrt(saturate(up)))
     sky = mix(sky, light.ground, ease(0.0, 0.1, -up))
@@ -150,6 +179,8 @@ def smooth_sky(light: Light, d: wp.vec3) -> wp.vec3:
 @wp.func
 def cloudy_sky(light: Light, d: wp.vec3) -> wp.vec3:
     """`smooth_sky` with clouds."""
+    if light.sky_height > 0:
+        return sky_picture(light.sky, light.sky_height, light.sky_turn, d)
     sky = smooth_sky(light, d)
     if light.cloudiness > 0.0:
         up = wp.max(d[2], 0.0)
@@ -160,6 +191,16 @@ def cloudy_sky(light: Light, d: wp.vec3) -> wp.vec3:
         else:
             cover = ease(1.0 - light.cloudiness, 1.25 - light.cloudiness, noise) * shown
             sky = mix(sky, light.cloud, 0.85 * cover)
+    return sky
+
+
+@wp.func
+def reflected_sky(light: Light, d: wp.vec3, roughness: float) -> wp.vec3:
+    """`cloudy_sky`; a picture's is blurred for rough surfaces."""
+    sky = cloudy_sky(light, d)
+    if light.sky_height > 0:
+        sky = wp.min(sky, wp.vec3(light.sky_peak, light.sky_peak, light.sky_peak))  # the rest is the sun's
+        sky = mix(sky, smooth_sky(light, d), ease(0.05, 0.35, roughness))
     return sky
 
 
@@ -438,7 +479,8 @@ def gather_light(
                     path = seen.t
                     clear = wp.exp(-light.fog_density * path)
                     away = light.stream * toward
-                    mirror = mirror * clear + fog_in(light, away) * (1.0 - clear) - cloudy_sky(light, away)
+                    mirror = mirror * clear + fog_in(light, away) * (1.0 - clear)
+                    mirror -= reflected_sky(light, away, m.roughness)
 
         # Lamps: sphere lights, windowed to nothing at the end of their reach, with one shadow ray each.
         if light.lamps[0] + light.lamps[1] + light.lamps[2] > 0.0:
@@ -553,7 +595,7 @@ def radiance(light: Light, m: Material, found: Found, n: wp.vec3, d: wp.vec3) ->
     around_n = wp.max(around_n, wp.vec3(0.0, 0.0, 0.0))
     out = wp.cw_mul(m.albedo * (1.0 - m.metallic), light.sun * (found.sun * cosine / wp.pi) + around_n)
     mirrored = light.stream * (d + n * (2.0 * facing))
-    reflected = wp.max(cloudy_sky(light, mirrored) + found.mirror, wp.vec3(0.0, 0.0, 0.0))
+    reflected = wp.max(reflected_sky(light, mirrored, m.roughness) + found.mirror, wp.vec3(0.0, 0.0, 0.0))
     reflected = mix(reflected, around_n, ease(0.3, 0.9, m.roughness))
     out += wp.cw_mul(reflected, environment_brdf(f0, m.roughness, facing))
     if found.sun > 0.0 and cosine > 0.0:

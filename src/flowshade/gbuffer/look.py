@@ -88,6 +88,14 @@ class Look:
     stars: float = 0.0
     """Radiance of the brightest stars."""
 
+    hdri: str = ""
+    """Path of an equirectangular picture (.hdr, .exr) that is the sky instead; see `flowshade.gbuffer.environment`.
+    The sky's colours above then only light particles and fog."""
+    hdri_turn: float = 0.0
+    """Degrees that it is turned to the right in the stream frame."""
+    words: str = ""
+    """What captions say of the light where no family describes it."""
+
     fog_density: float = 0.0006
     """Extinction per metre at ground level."""
     fog_height: float = 40.0
@@ -763,6 +771,14 @@ def _lead(look: Look, template: str) -> str:
 def _sentence(look: Look, rng: RandomSource | None = None, keep: float = 1.0) -> str:
     """Lead and clauses as one sentence; canonical without `rng`, else reworded and with each clause kept at `keep`."""
     words = _WORDS.get(look.name)
+    if words is None and look.words:
+        kinds = {
+            "fog": look.fog_density > 0,
+            "snow": look.snow > 0,
+            "wetness": look.wetness > 0,
+            "lamps": look.lamps > 0,
+        }
+        words = _Words(lead=(look.words,), short=(), clauses=tuple(kind for kind, seen in kinds.items() if seen))
     if words is None:
         lead = "sun from {sun}, {height}" if look.has_sun else "no direct sun"
         words = _Words(lead=(lead,), short=(), clauses=("clouds", "fog", "snow", "wetness", "lamps"))

@@ -219,6 +219,97 @@ def lamp_weight(scene: Scene, light: Light, k: int, p: wp.vec3, n: wp.vec3, g: i
     return luminance(lamp_strength(scene, light, k, p)) * (0.1 + cosine)
 
 
+# A sky picture -------------------------------------------------------------------------------------------------------
+
+
+@wp.func
+def first_reaching(values: wp.array(dtype=float), start: int, count: int, u: float) -> int:
+    """Index, from `start`, of the first of `count` cumulative values that exceeds u."""
+    low = int(0)
+    high = int(count - 1)
+    while low < high:
+        middle = (low + high) / 2
+        if values[start + middle] <= u:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@wp.func
+def share_within(values: wp.array(dtype=float), start: int, k: int, u: float) -> float:
+    """Where u lies between cumulative values k - 1 and k, [0, 1]."""
+    before = float(0.0)
+    if k > 0:
+        before = values[start + k - 1]
+    return saturate((u - before) / wp.max(values[start + k] - before, 1.0e-12))
+
+
+@wp.func
+def toward_sky(light: Light, u: wp.vec2) -> wp.vec3:
+    """A world direction drawn by the luminance of the sky picture above its mean."""
+    width = 2 * light.sky_height
+    row = first_reaching(light.sky_rows, 0, light.sky_height, u[0])
+    column = first_reaching(light.sky_columns, row * width, width, u[1])
+    y = float(row) + share_within(light.sky_rows, 0, row, u[0])
+    x = float(column) + share_within(light.sky_columns, row * width, column, u[1])
+    angle = y / float(light.sky_height) * wp.pi
+    longitude = (x / float(width) - 0.5 + light.sky_turn) * 2.0 * wp.pi
+    flat = wp.sin(angle)
+    away = wp.vec3(flat * wp.sin(longitude), flat * wp.cos(longitude), wp.cos(angle))
+    return wp.transpose(light.stream) * away
+
+
+@wp.func
+def sky_density(light: Light, away: wp.vec3) -> float:
+    """Probability a steradian of `toward_sky` in a stream-frame direction; 0 where nothing is aimed at."""
+    if light.sky_aimed == 0:
+        return 0.0
+    width = 2 * light.sky_height
+    turns = wp.atan2(away[0], away[1]) / (2.0 * wp.pi) + 0.5 - light.sky_turn
+    column = wp.min(int((turns - wp.floor(turns)) * float(width)), width - 1)
+    up = wp.clamp(away[2], -1.0, 1.0)
+    row = wp.min(int(wp.acos(up) / wp.pi * float(light.sky_height)), light.sky_height - 1)
+    return light.sky_share[row * width + column] / wp.max(wp.sqrt(1.0 - up * up), 1.0e-4)
+
+
+@wp.func
+def sky_by_chance(light: Light, away: wp.vec3, glossy: int, density: float) -> wp.vec3:
+    """Sky radiance that a lobe's own ray meets, less the share that aiming accounts for.
+
+    `density` is that of the lobe's rays for each ray that is aimed; 0 = nothing was aimed for this lobe.
+    """
+    if light.sky_height == 0:
+        if glossy != 0:
+            return cloudy_sky(light, away)
+        return smooth_sky(light, away)
+    sky = cloudy_sky(light, away)
+    if density > 0.0:
+        sky = sky * (density / (density + sky_density(light, away)))
+    return sky
+
+
+@wp.func
+def glossy_density(n: wp.vec3, v: wp.vec3, toward: wp.vec3, alpha: float) -> float:
+    """Probability a steradian of directions that `glossy_half` mirrors v into."""
+    half = wp.normalize(v + toward)
+    nh = saturate(wp.dot(n, half))
+    a2 = alpha * alpha
+    spread = nh * nh * (a2 - 1.0) + 1.0
+    d = a2 / (wp.pi * spread * spread)
+    nv = wp.max(wp.dot(n, v), 1.0e-4)
+    return d * shadowing(nv, alpha) / (4.0 * nv)
+
+
+@wp.func
+def glossy_weight(f0: wp.vec3, n: wp.vec3, v: wp.vec3, toward: wp.vec3, alpha: float) -> float:
+    """Luminance of a GGX lobe times the cosine, over `glossy_density`."""
+    half = wp.normalize(v + toward)
+    fresnel = wp.pow(1.0 - saturate(wp.dot(v, half)), 5.0)
+    base = luminance(f0)
+    return wp.max((base + (1.0 - base) * fresnel) * shadowing(wp.dot(n, toward), alpha), 1.0e-4)
+
+
 @wp.struct
 class Aim:
     """One light that was chosen and found unblocked."""
@@ -355,17 +446,24 @@ def surface_light(
             total += aim.arrives * (wp.max(wp.dot(n, aim.toward), 0.0) / wp.pi)
         if emitters.count > 0:
             total += light_of_emitters(scene, light, emitters, p, n, origin, g, wp.randu(state))
+    if light.sky_aimed != 0:
+        toward = toward_sky(light, wp.vec2(wp.randf(state), wp.randf(state)))
+        cosine = wp.dot(n, toward)
+        if cosine > 0.0 and wp.dot(ng, toward) > 0.0 and not occluded(scene.solids, origin, toward, float(_MISS), -1):
+            away = light.stream * toward
+            total += cloudy_sky(light, away) * (cosine / wp.pi / (cosine / wp.pi + sky_density(light, away)))
     return total
 
 
 @wp.func
 def incoming(
     scene: Scene, light: Light, emitters: Emitters, origin: wp.vec3, direction: wp.vec3, first_glossy: int,
-    bounces: int, limit: float, seed: wp.uint32,
+    first_density: float, bounces: int, limit: float, seed: wp.uint32,
 ) -> wp.vec3:  # fmt: skip
     """Radiance that arrives along a ray, followed over `bounces` surfaces; its largest channel is held to `limit`.
 
-    A ray that a diffuse lobe sent out does not count the surfaces that were aimed at: lamps, emitters, the sun.
+    A ray that a diffuse lobe sent out does not count the surfaces that were aimed at: lamps, emitters, the sun. A sky
+    picture, which is aimed at too, counts by its share (`sky_by_chance`).
     """
     state = seed
     total = wp.vec3(0.0, 0.0, 0.0)
@@ -373,14 +471,11 @@ def incoming(
     o = origin
     d = direction
     glossy = int(first_glossy)
+    density = float(first_density)
     for _bounce in range(bounces):
         hit = closest_hit(scene.solids, o, d, float(_MISS))
         if hit.geom < 0:
-            away = light.stream * d
-            sky = smooth_sky(light, away)
-            if glossy != 0:
-                sky = cloudy_sky(light, away)
-            total += wp.cw_mul(through, sky)
+            total += wp.cw_mul(through, sky_by_chance(light, light.stream * d, glossy, density))
             break
         s = surface_at(scene, hit, o, d)
         m = Material()
@@ -413,11 +508,13 @@ def incoming(
             d = d - half * (2.0 * wp.dot(d, half))
             through = wp.cw_mul(through, lobes.glossy) / wp.max(share, 1.0e-4)
             glossy = 1
+            density = 0.0
         else:
             across = around(s.n, u, 1.0)
             d = across + s.n * wp.sqrt(wp.max(1.0 - u[0], 0.0))
             through = wp.cw_mul(through, lobes.diffuse) / wp.max(1.0 - share, 1.0e-4)
             glossy = 0
+            density = wp.max(wp.dot(d, s.n), 0.0) / wp.pi
         keep = wp.clamp(wp.max(wp.max(through[0], through[1]), through[2]), 0.0, 1.0)
         if wp.dot(d, s.ng) <= 0.0 or wp.randf(state) >= keep:
             break
@@ -556,9 +653,28 @@ def trace_paths(
         glossy = glossy_paths(m, samples)
         diffuse = wp.max(samples - glossy, 1)
         alpha = wp.max(m.roughness * m.roughness, 1.0e-3)
+
+        # A sky picture: one direction a sample for both lobes, shared with their own rays by the balance heuristic.
+        diffuse_rate = float(diffuse) / float(samples)  # own rays for each that is aimed
+        glossy_rate = float(glossy) / float(samples)
+        if light.sky_aimed != 0:
+            for k in range(samples):
+                toward = toward_sky(light, sequence(tile * all_samples + lane * samples + k, seed + 23))
+                cosine = wp.dot(n, toward)
+                above = cosine > 0.0 and wp.dot(toward, s.ng) > 0.0
+                if above and not occluded(scene.solids, origin, toward, float(_MISS), -1):
+                    away = light.stream * toward
+                    sky = cloudy_sky(light, away)
+                    aimed = sky_density(light, away)
+                    own = cosine / wp.pi
+                    direct += sky * (own / (own * diffuse_rate + aimed) / float(samples))
+                    own = glossy_density(n, v, toward, alpha)
+                    weight = glossy_weight(f0, n, v, toward, alpha)
+                    mirror += sky * (weight * own * glossy_rate / (own * glossy_rate + aimed))
         for k in range(glossy + diffuse):
             toward = n
             weight = float(0.0)
+            density = float(0.0)
             along_gloss = wp.where(k < glossy, 1, 0)
             if along_gloss != 0:
                 u = sequence((tile * _LANES + lane) * glossy + k, seed + 3)
@@ -566,17 +682,16 @@ def trace_paths(
                 toward = d - half * (2.0 * wp.dot(d, half))
                 if wp.dot(toward, s.ng) <= 0.0:
                     toward = d + s.ng * (2.0 * wp.max(-wp.dot(d, s.ng), 0.0))
-                fresnel = wp.pow(1.0 - saturate(wp.dot(v, half)), 5.0)
-                base = luminance(f0)
-                weight = (base + (1.0 - base) * fresnel) * shadowing(wp.dot(n, toward), alpha)
-                weight = wp.max(weight, 1.0e-4)
+                weight = glossy_weight(f0, n, v, toward, alpha)
+                density = glossy_rate * glossy_density(n, v, toward, alpha)
             else:
                 u = sequence((tile * _LANES + lane) * diffuse + k - glossy, seed)
                 toward = around(n, u, 1.0) + n * wp.sqrt(wp.max(1.0 - u[0], 0.0))
                 if wp.dot(toward, s.ng) <= 0.0:  # below the true surface: mirrored back above it
                     toward = toward - s.ng * (2.0 * wp.dot(toward, s.ng))
+                density = diffuse_rate * wp.max(wp.dot(toward, n), 0.0) / wp.pi
             ray = wp.randu(state)
-            arrives = incoming(scene, light, emitters, origin, toward, along_gloss, bounces, limit, ray)
+            arrives = incoming(scene, light, emitters, origin, toward, along_gloss, density, bounces, limit, ray)
             if along_gloss != 0:
                 mirror += arrives * weight
                 mirror_weight += weight

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flowshade.gbuffer.environment import look_named
 from flowshade.gbuffer.io import ClipError, ClipWriter
 from flowshade.gbuffer.io.folder import partial_folder
 from flowshade.gbuffer.look import LOOKS, Look
@@ -107,7 +108,8 @@ def record_clip(
         frames: length in frames; 10 seconds when neither is given.
         fps: frames a second of world time.
         size: height and width in pixels.
-        look: a name in `LOOKS`, or a `Look` of your own; None writes no reference pictures.
+        look: a name in `LOOKS`, the path of an HDRI or `hdri:NAME` (see `flowshade.gbuffer.environment`), or a `Look`
+            of your own; None writes no reference pictures.
         device: where to trace.
         seed: of the sampling patterns; another seed gives other noise, never another world.
         path: which of the world's camera paths, 0 being its own; or one of yours.
@@ -266,6 +268,4 @@ def _look(look: str | Look | None) -> tuple[str | None, Look | None]:
         return None, None
     if isinstance(look, Look):
         return next((name for name, known in LOOKS.items() if known == look), "custom"), look
-    if look not in LOOKS:
-        raise ValueError(f"unknown look {look!r}; expected one of {', '.join(LOOKS)}, or a Look.")
-    return look, LOOKS[look]
+    return look, look_named(look)

@@ -30,6 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowshade.color import linear_to_srgb
+from flowshade.gbuffer.environment import load_environment, look_up, with_sun
 from flowshade.gbuffer.look import Look
 from flowshade.types import Camera, GBuffer
 
@@ -111,6 +112,8 @@ def _rgb(value: tuple[float, float, float], like: Tensor) -> Tensor:
 
 def smooth_sky(look: Look, d: Float[Tensor, "3 ..."]) -> Float[Tensor, "3 ..."]:
     """Radiance of the sky in stream-frame directions, without disc, clouds and stars: what surfaces are lit by."""
+    if look.hdri:
+        return look_up(load_environment(look.hdri).soft, d, look.hdri_turn)
     up = d[2]
     sky = torch.lerp(_rgb(look.horizon, d), _rgb(look.zenith, d), up.clamp(0, 1).sqrt())
     sky = torch.lerp(sky, _rgb(look.ground, d), _smoothstep(0.0, 0.1, -up))
@@ -124,6 +127,8 @@ def smooth_sky(look: Look, d: Float[Tensor, "3 ..."]) -> Float[Tensor, "3 ..."]:
 
 def cloudy_sky(look: Look, d: Float[Tensor, "3 ..."]) -> Float[Tensor, "3 ..."]:
     """`smooth_sky` with clouds: what reflections show."""
+    if look.hdri:
+        return look_up(load_environment(look.hdri).radiance, d, look.hdri_turn)
     sky = smooth_sky(look, d)
     if look.cloudiness <= 0:
         return sky
@@ -134,6 +139,15 @@ def cloudy_sky(look: Look, d: Float[Tensor, "3 ..."]) -> Float[Tensor, "3 ..."]:
         return sky * (1 + 0.35 * (noise - 0.5) * shown)
     cover = _smoothstep(1.0 - look.cloudiness, 1.25 - look.cloudiness, noise) * shown
     return torch.lerp(sky, _rgb(cloud_color(look), d), 0.85 * cover)
+
+
+def reflected_sky(look: Look, d: Float[Tensor, "3 ..."], roughness: Float[Tensor, "..."]) -> Float[Tensor, "3 ..."]:
+    """`cloudy_sky`; a picture's is blurred for rough surfaces."""
+    sky = cloudy_sky(look, d)
+    if not look.hdri:
+        return sky
+    sky = sky.clamp(max=load_environment(look.hdri).peak)  # the rest is the sun's
+    return torch.lerp(sky, smooth_sky(look, d), _smoothstep(0.05, 0.35, roughness))
 
 
 def cloud_color(look: Look) -> tuple[float, float, float]:
@@ -299,6 +313,7 @@ def shade_without_rays(
     Raises:
         ValueError: a core channel or the camera is missing.
     """
+    look = with_sun(look)
     camera = camera if camera is not None else gbuffer.camera
     channels = gbuffer.channels()
     missing = [name for name in ("albedo", "normal", "depth", "roughness", "metallic") if name not in channels]
@@ -340,7 +355,8 @@ def _shade_frame(
     mirrored = turn(rays + 2 * facing * n)
     lit = sunlight * (n * sun).sum(0).clamp(min=0) / math.pi
     radiance = albedo * (1 - metallic) * (lit + _ambient(look, turn(n)))
-    reflected = torch.lerp(cloudy_sky(look, mirrored), _ambient(look, turn(n)), _smoothstep(0.3, 0.9, roughness))
+    shown = reflected_sky(look, mirrored, roughness)
+    reflected = torch.lerp(shown, _ambient(look, turn(n)), _smoothstep(0.3, 0.9, roughness))
     radiance = radiance + reflected * _environment_brdf(f0, roughness, facing)
     radiance = radiance + sunlight * _sun_specular(f0, roughness, n, v, sun, math.radians(look.sun_radius))
     if "emission" in channels:

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from flowshade.gbuffer import kernels, light_kernels, path_kernels, shade
 from flowshade.gbuffer._scene import SceneArrays
+from flowshade.gbuffer.environment import Environment, load_environment, with_sun
 from flowshade.gbuffer.look import Look
 from flowshade.types import CHANNELS, Camera, GBuffer
 
@@ -130,6 +131,7 @@ class Tracer:
         self._lit: Any = None
         self._lights: dict[Any, Any] = {}
         self._tables: dict[str, Any] = {}
+        self._skies: dict[Environment | None, dict[str, Any]] = {}
         self.sun_rays, self.sky_rays = sun_rays, sky_rays
         self.reference: Reference = reference
         self.paths, self.bounces = paths, bounces
@@ -251,10 +253,11 @@ class Tracer:
         material = self._materials
         surface = [material["albedo"], material["roughness"], material["metallic"]]
         with self._stream():
-            light = self._light(look, stream)
             if display and self.reference == "direct":
+                light = self._light(with_sun(look), stream)
                 self._shade_directly(light, surface, seed, wp.from_torch(rgb))
             else:
+                light = self._light(look, stream)
                 self._shade_by_paths(light, look, surface, seed, display, wp.from_torch(rgb))
         return rgb.view(1, 3, height, width)
 
@@ -374,6 +377,7 @@ class Tracer:
         for name, table in self._tables.items():
             setattr(light, name, table)
         light.lamp_count = len(self._scene.lamps.geom)
+        self._point_to_sky(light, look)
         light.stream = wp.mat33(*[value for row in rows for value in row])
         sun = look.sun_vector()
         light.sun_stream = wp.vec3(*sun.tolist())
@@ -409,6 +413,18 @@ class Tracer:
         light.lamps = wp.vec3(*(look.lamps * tint for tint in look.lamp_tint))
         light.harmonics = light_kernels.mat93(*shade.ambient_coefficients(look).flatten().tolist())
         return light
+
+    def _point_to_sky(self, light: Any, look: Look) -> None:
+        """The look's sky picture and what aims at it, uploaded once; arrays of one element where it has none."""
+        sky = load_environment(look.hdri) if look.hdri else None
+        if sky not in self._skies:
+            self._skies[sky] = _sky_arrays(sky, self._wp_device)
+        for name, array in self._skies[sky].items():
+            setattr(light, name, array)
+        light.sky_height = 0 if sky is None else len(sky.radiance)
+        light.sky_aimed = int(sky is not None and bool(sky.share.any()))
+        light.sky_turn = look.hdri_turn / 360.0 % 1.0
+        light.sky_peak = math.inf if sky is None else sky.peak
 
     # Launching ----------------------------------------------------------------------------------------------------
 
@@ -536,6 +552,21 @@ class _Staging:
         """The copy of the last buffer has been queued."""
         if self._events:
             self._events[self._at].record()
+
+
+def _sky_arrays(sky: Environment | None, device: Any) -> dict[str, Any]:
+    """Arrays by their names in `light_kernels.Light`."""
+    if sky is None:
+        empty = np.zeros(3, np.float32)
+        colours = {"sky": empty, "soft_sky": empty}
+        numbers = {"sky_rows": empty, "sky_columns": empty, "sky_share": empty}
+    else:
+        colours = {"sky": sky.radiance, "soft_sky": sky.soft}
+        numbers = {"sky_rows": sky.rows, "sky_columns": sky.columns, "sky_share": sky.share}
+    return {
+        **{name: wp.array(values.reshape(-1, 3), dtype=wp.vec3, device=device) for name, values in colours.items()},
+        **{name: wp.array(values.ravel(), dtype=float, device=device) for name, values in numbers.items()},
+    }
 
 
 def _same_camera(a: Camera, b: Camera | None) -> bool:

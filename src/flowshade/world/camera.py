@@ -82,6 +82,8 @@ class Rail:
     """Yaw of the most interesting direction, radians, for the gazes that do not follow the way."""
     spread: float = np.pi
     """How far a fixed gaze may turn from the axis, or from its opposite, radians."""
+    one_sided: bool = False
+    """A fixed gaze never goes to the axis' opposite."""
     traffic: tuple[float, float] | None = None
     """(speed, phase in metres) when the camera keeps a free place in a line of movers on the same route."""
     clearance: float = 0.45
@@ -151,7 +153,8 @@ def _gaze(rail: Rail, rng: np.random.Generator, position: Floats, period: float)
     pan = np.sin(2 * np.pi * (cycles * np.arange(count) / count + rng.random()))
     mode = rail.gaze[rng.integers(len(rail.gaze))]
     if mode != "heading":
-        side = rng.choice([0, np.pi]) + rng.uniform(-1, 1) * rail.spread
+        opposite = rng.choice([0, np.pi]) * (not rail.one_sided)
+        side = opposite + rng.uniform(-1, 1) * rail.spread
         return np.full(count, rail.axis + side) + pan * np.radians(rng.uniform(4, 12) if mode == "fixed" else 40), 0.0
     way = np.roll(position, -1, 0) - np.roll(position, 1, 0)
     yaw = np.unwrap(np.arctan2(way[:, 1], way[:, 0]))

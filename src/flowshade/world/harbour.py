@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from flowshade.world import buildings, machines, meshes, props, textures
@@ -303,16 +305,20 @@ def _far_shore(scene: Scene, palette: props.Palette) -> str:
 
 
 def _rails(scene: Scene) -> None:
+    """Ways along the quay that look along it or out over the boats, and one on the water that looks at the quay."""
+
     def rail(y: float, half: float, speed: tuple[float, float], height: tuple[float, float], **options) -> None:
         x = HALF - 8
         lane = np.array([(-x, y - half, 0.0), (x, y - half, 0.0), (x, y + half, 0.0), (-x, y + half, 0.0)])
         scene.rails.append(Rail(Route.through(lane, rounding=1.5), speed, height, **options))
 
+    seaward: dict[str, Any] = {"axis": -np.pi / 2, "spread": 1.2, "one_sided": True}
     for y in (4.5, 5.0, 5.5):
         rail(y, 0.25, (1.1, 2.0), (1.4, 2.0), gaze=("heading",), weight=0.7)
-        rail(y, 0.25, (0.7, 1.5), (1.4, 2.2), gaze=("swing", "fixed"), axis=-np.pi / 2, spread=0.8)
-    rail(8.4, 0.4, (1.1, 2.0), (3.4, 6.0), weight=0.8)
-    rail(-13.5, 2.0, (1.5, 3.5), (3.6, 7.0), gaze=("heading", "swing"), axis=np.pi / 2, spread=0.6, clearance=0.7)
+        rail(y, 0.25, (0.7, 1.5), (1.4, 2.2), gaze=("swing", "fixed"), **seaward)
+    rail(8.4, 0.4, (1.1, 2.0), (3.4, 6.0), weight=0.8, **seaward)
+    landward: dict[str, Any] = {"axis": np.pi / 2, "spread": 0.6, "one_sided": True}
+    rail(-13.5, 2.0, (1.5, 3.5), (3.6, 7.0), gaze=("heading", "swing"), clearance=0.7, **landward)
     rail(-14.5, 1.0, (1.0, 2.5), (2.6, 4.0), gaze=("swing",), axis=np.pi / 2, spread=0.6, clearance=0.7)
 
 

@@ -48,7 +48,7 @@ def build_rooms(scene: Scene) -> tuple[str, ...]:
     fabrics = tuple(scene.material(texture=textures.mottled(rng, dye, n=64, contrast=0.12),
                                    roughness=0.95, cube=True) for dye in dyes)  # fmt: skip
     _outside(scene, flat, palette)
-    _shell(scene, flat, white)
+    _shell(scene, flat, white, fabrics)
     uses = [USES[int(k)] for k in rng.permutation(len(USES))[: 2 * flat.columns]]
     for index, use in enumerate(uses):
         _furnish(scene, flat, palette, fabrics, white, use, *divmod(index, 2))
@@ -68,7 +68,7 @@ def _outside(scene: Scene, flat: Flat, palette: props.Palette) -> None:
             grow(scene, palette, (px + rng.uniform(0, 3), side * (y + rng.uniform(4, 11)), 0.0))
 
 
-def _shell(scene: Scene, flat: Flat, white: str) -> None:
+def _shell(scene: Scene, flat: Flat, white: str, fabrics: tuple[str, ...]) -> None:
     """Floors, ceiling, walls with doorways and windows; every piece of wall is a geom of its own."""
     rng = scene.rng
     x, y = flat.half
@@ -95,12 +95,16 @@ def _shell(scene: Scene, flat: Flat, white: str) -> None:
         for column in range(flat.columns):
             cx, cy = flat.centre(column, row)
             at = cy + (sy if row else -sy)
-            _wall(scene, flat, (cx - sx, at), (cx + sx, at), paints[0], white, float(rng.uniform(1.3, 2.1)), 0.7)
+            wide = float(rng.uniform(1.3, 2.1))
+            _wall(scene, flat, (cx - sx, at), (cx + sx, at), paints[0], white, wide, 0.7)
+            _curtains(scene, (cx, at - np.sign(at) * 0.17), 0.0, wide, fabrics)
     for end in (-1, 1):
         for row in range(2):
             cy = flat.centre(0, row)[1]
             window = float(rng.uniform(0.6, 1.2)) if rng.random() < 0.6 else 0.0
             _wall(scene, flat, (end * x, cy - sy), (end * x, cy + sy), paints[1], white, window, 0.9)
+            if window:
+                _curtains(scene, (end * (x - 0.17), cy), np.pi / 2, window, fabrics)
     for column in range(flat.columns):  # between the rows: doorways in the first and the last column
         cx = flat.centre(column, 0)[0]
         door = flat.door if column in (0, flat.columns - 1) else 0.0
@@ -128,6 +132,9 @@ def _wall(scene: Scene, flat: Flat, start: tuple[float, float], end: tuple[float
         scene.shape(place, meshes.boxes(centre, size, tile=2.0), material)
         scene.solid(place, "box", size / 2, centre, None, collide=True, hidden=True)
 
+    ends = [(-length / 2, length / 2)] if opening <= 0 or sill > 0 else [(-length / 2, -opening), (opening, length / 2)]
+    skirting = [((x0 + x1) / 2, 0, 0.05) for x0, x1 in ends], [(x1 - x0, thick + 0.03, 0.1) for x0, x1 in ends]
+    scene.detail(meshes.boxes(*np.array(skirting, float)).moved((*middle, 0.0), yaw), white)
     if opening <= 0:
         piece(-length / 2, length / 2, 0, flat.height)
         return
@@ -142,6 +149,21 @@ def _wall(scene: Scene, flat: Flat, start: tuple[float, float], end: tuple[float
         frames += [(0, 0, sill), (0, 0, (top + sill) / 2)]
         sizes += [(2 * opening + 0.2, thick + 0.16, 0.05), (0.05, 0.05, top - sill)]
     scene.detail(meshes.boxes(np.array(frames, float), np.array(sizes, float)).moved((*middle, 0.0), yaw), white)
+
+
+def _curtains(
+    scene: Scene, at: tuple[float, float], yaw: float, opening: float, fabrics: tuple[str, ...]
+) -> None:  # fmt: skip
+    """Folds of cloth on both sides of a window of half width `opening`, under a rod."""
+    rng = scene.rng
+    place, cloth = scene.place("curtain", (*at, 0.0), yaw), scene.pick(fabrics)
+    low = 0.04 if rng.random() < 0.6 else 0.6
+    folds = np.arange(6) * 0.09
+    for side in (-1, 1):
+        x = side * (opening + 0.22 - folds)
+        centre = np.stack([x, 0.025 * (-1.0) ** np.arange(6), np.full(6, (2.25 + low) / 2)], -1)
+        scene.shape(place, meshes.boxes(centre, np.tile([0.1, 0.05, 2.25 - low], (6, 1))), cloth)
+    scene.rod(place, "cylinder", 0.015, (-opening - 0.35, 0, 2.27), (opening + 0.35, 0, 2.27), scene.pick(fabrics))
 
 
 def _furnish(scene: Scene, flat: Flat, palette: props.Palette, fabrics: tuple[str, ...], white: str, use: str,
@@ -384,7 +406,7 @@ def _rails(scene: Scene, flat: Flat) -> None:
         for row in range(2):
             cx, cy = flat.centre(column, row)
             small = [(cx - 1.6, cy - 0.5), (cx + 1.6, cy - 0.5), (cx + 1.6, cy + 0.5), (cx - 1.6, cy + 0.5)]
-            rail(small, 0.8, 0.4, ("swing", "fixed"))
+            rail(small, 0.8, 0.4, ("swing",))
 
 
 def _captions(flat: Flat, uses: list[str], people: int) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from flowshade.world.camera import CameraPath, KeepOut, Rail, plan_path
 from flowshade.world.motion import Kick, Mover
 
 LONGEST_SUBSTEP = 1 / 240
-"""Seconds; physics never takes a longer step than this, whatever the frame rate."""
+"""Seconds; physics never takes a longer step than this, whatever the frame rate and whatever a file says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,8 @@ class World:
     camera_path: CameraPath
     fps: float = 30.0
     """Frames a second of world time; `step` advances one."""
+    longest_substep: float = LONGEST_SUBSTEP
+    """Seconds; a loaded model's own time step, where that is shorter."""
     movers: tuple[Mover, ...] = ()
     kicks: tuple[Kick, ...] = ()
     rails: tuple[Rail, ...] = field(default=(), repr=False)
@@ -44,7 +46,7 @@ class World:
     @property
     def substeps(self) -> int:
         """Physics steps in a frame."""
-        return max(1, int(np.ceil(1 / (self.fps * LONGEST_SUBSTEP) - 1e-9)))
+        return max(1, int(np.ceil(1 / (self.fps * self.longest_substep) - 1e-9)))
 
     def with_fps(self, fps: float) -> World:
         """The same world at another frame rate."""
