@@ -173,7 +173,7 @@ def test_where_nothing_occludes_both_direct_shaders_agree(tmp_path: Path) -> Non
 
 
 def test_a_sun_in_a_picture_is_a_sun_for_the_direct_reference(tmp_path: Path) -> None:
-    """Both references have its shadow, where they have it; all light of the picture is in the sun or in what is left."""
+    """Both references have its shadow, where they have it; the sun and the rest hold all of the picture's light."""
     picture = lobe((-1, 0, 1), 3000.0, 4000.0)
     look = sky(saved(tmp_path, picture), exposure=0.5)
     found = load_environment(look.hdri)
