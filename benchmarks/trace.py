@@ -108,7 +108,7 @@ def measure(world: World, size: tuple[int, int], device: torch.device, args: arg
         reference = "paths" if what == "paths" else "direct"
         tracer = Tracer(
             world.model, size=size, device=device, samples=args.samples, threads=args.threads, reference=reference,
-            paths=args.paths,
+            paths=args.paths, sun_rays=args.sun_rays, sky_rays=args.sky_rays,
         )  # fmt: skip
 
         def frame(index: int, tracer: Tracer = tracer, shaded: bool = what != "buffers") -> None:
@@ -119,7 +119,7 @@ def measure(world: World, size: tuple[int, int], device: torch.device, args: arg
 
         words = {
             "buffers": "G-buffer",
-            "direct": f"G-buffer and picture ({args.look}, direct light)",
+            "direct": f"G-buffer and picture ({args.look}, {args.sun_rays} sun, {args.sky_rays} sky rays)",
             "paths": f"G-buffer and picture ({args.look}, {args.paths} paths)",
         }[what]
         slow = {"buffers": 1, "direct": 5, "paths": 10}[what] if device.type == "cpu" else 1
@@ -149,6 +149,8 @@ def main() -> None:
     parser.add_argument("--what", nargs="+", default=["buffers", "direct", "paths"],
                         choices=["buffers", "direct", "paths"])  # fmt: skip
     parser.add_argument("--paths", type=int, default=16, help="path samples a pixel")
+    parser.add_argument("--sun-rays", type=int, default=4, help="a pixel, of direct light")
+    parser.add_argument("--sky-rays", type=int, default=12, help="a pixel, of direct light")
     parser.add_argument("--samples", type=int, default=4, help="material samples a pixel")
     parser.add_argument("--frames", type=int, default=0, help="default: 20 on a CPU, 300 on a GPU")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: all cores)")

@@ -9,6 +9,7 @@ import math
 import mujoco
 import pytest
 import torch
+import warp as wp
 from torch import Tensor
 
 from flowshade.gbuffer import light_kernels, shade, trace
@@ -19,6 +20,7 @@ from flowshade.types import Camera, GBuffer, stream_frame
 
 HEIGHT, WIDTH = 48, 64
 NOON = dataclasses.replace(LOOKS["sunny"], sun_azimuth=-90.0, sun_elevation=45.0)
+BOX = '<geom name="box" type="box" size=".5 .5 .8" pos="0 5 .8" rgba=".3 .5 .4 1"/>'
 FLOOR = '<geom name="floor" type="plane" size="0 0 1" rgba=".7 .6 .5 1" {}/>'
 
 
@@ -62,7 +64,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def box_on_floor() -> Scene:
-    return Scene(FLOOR.format("") + '<geom name="box" type="box" size=".5 .5 .8" pos="0 5 .8" rgba=".3 .5 .4 1"/>')
+    return Scene(FLOOR.format("") + BOX)
 
 
 @pytest.mark.parametrize("name", list(LOOKS))
@@ -294,6 +296,31 @@ def test_shade_wants_the_gbuffers_camera(box_on_floor: Scene) -> None:
     model = mujoco.MjModel.from_xml_string("<mujoco/>")
     with pytest.raises(ValueError, match="gbuffer"):
         Tracer(model, size=(4, 4)).shade(NOON, stream=torch.eye(3))
+
+
+def test_threads_are_dealt_each_pixel_and_lane_once() -> None:
+    rows, width, lanes = 7, 13, 3
+    threads = lanes * 16 * -(-width // 4) * -(-rows // 4)
+    where = wp.zeros(threads, dtype=wp.vec3i, device="cpu")
+    wp.launch(deal, dim=threads, inputs=[rows, width, where], device="cpu")
+    kept = [tuple(each) for each in where.numpy().tolist() if each[2] >= 0]
+    assert len(kept) == len(set(kept)) == rows * width * lanes
+    assert set(kept) == set(itertools.product(range(width), range(rows), range(lanes)))
+    first = where.numpy()[: width // 4]
+    assert set(first[:, 0] % 4) == {0} and set(first[:, 1]) == {0}, "neighbours are the same place of other tiles"
+
+
+@wp.kernel
+def deal(rows: int, width: int, where: wp.array(dtype=wp.vec3i)):  # pyright: ignore[reportInvalidTypeForm]
+    where[wp.tid()] = light_kernels.dealt(wp.tid(), rows, width)
+
+
+def test_how_sky_rays_are_shared_does_not_matter(box_on_floor: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = box_on_floor.shade(LOOKS["overcast"])
+    for lanes in (1, 5, 100):
+        monkeypatch.setattr(trace, "_SKY_LANES", lanes)
+        scene = Scene(FLOOR.format("") + BOX)
+        assert (scene.shade(LOOKS["overcast"]) - expected).abs().max() < 1e-5
 
 
 def test_kernel_tables_have_the_sizes_the_kernels_assume() -> None:

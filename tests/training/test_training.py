@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import queue
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -134,6 +137,27 @@ def test_workers_never_share_a_seed(banks):
     runs = [[next(seeds) for _ in range(5)] for seeds in (producers.seeds(worker) for worker in range(3))]
     flat = [seed for run in runs for _, seed in run]
     assert sorted(flat) == list(range(30_000, 30_015))
+
+
+def test_workers_wait_between_clips_once_the_pool_is_filled(banks, monkeypatch):
+    """No clip is traced ahead: at most one for each worker after the fill, until the interval has passed."""
+    spec = ClipSpec(size=(16, 16), frames=4, looks=1)
+    clip, traced = packed(0, spec)[2], []
+    monkeypatch.setattr(pool_module, "trace_clip", lambda *given: traced.append(given) or clip)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    producers = Producers(pool=make_pool(banks, spec), workers=2, interval=1e6)
+    clips, permits = queue.Queue(), threading.Semaphore(producers.workers)
+    for target, arguments in [
+        (producers._receive, (clips, permits)),
+        *((pool_module._produce, (worker, producers, clips, permits)) for worker in range(2)),
+    ]:
+        threading.Thread(target=target, args=arguments, daemon=True).start()
+    producers.fill(10)
+    received = producers.pool.received
+    time.sleep(0.3)
+    assert received <= producers.pool.received <= received + 1
+    assert len(traced) <= producers.pool.received + 1
+    producers.stop()
 
 
 def test_dropping_leaves_depth_or_normal_and_zeroes_what_is_gone():

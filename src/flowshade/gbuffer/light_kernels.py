@@ -2,11 +2,12 @@
 # type: ignore  (kernels are written in Warp's language, which type checkers do not know)
 """Warp kernels of the reference picture: the formulas of `shade.py`, with rays.
 
-Two passes. `gather_light` runs at pixel centres and keeps what needs rays: how much of the sun is visible, and
-corrections to the smooth sky (what blocks it, what it bounces off, lamps). The sample pattern is a low-discrepancy
-sequence dealt out over a 4x4 tile of pixels, so that averaging a tile is averaging 16 times the samples.
-`compose` does that averaging with weights that are exact over the tile and zero across edges, on quantities without
-albedo, then shades: once per pixel, or once per sample where the pixel holds an edge. Randomness is a
+Rays first, from pixel centres: `gather_light` finds how much of the sun is visible and what lamps give, `gather_sky`
+and `gather_mirror` correct the smooth sky by what blocks it and what it bounces off. The sample pattern is a
+low-discrepancy sequence dealt out over a 4x4 tile of pixels, so that averaging a tile is averaging 16 times the
+samples; threads are dealt out such that neighbours take the same place of different tiles, whose rays are nearly
+parallel (`dealt`). `compose` does that averaging with weights that are exact over the tile and zero across edges, on quantities
+without albedo, then shades: once per pixel, or once per sample where the pixel holds an edge. Randomness is a
 function of the pixel and the seed alone: a still scene is a still picture.
 """
 
@@ -94,8 +95,12 @@ class Light:
 
 @wp.struct
 class Lit:
-    """What `gather_light` leaves for `compose`, row by row."""
+    """What rays find for `compose`, row by row."""
 
+    origin: wp.array(dtype=wp.vec3)  # where rays start
+    ng: wp.array(dtype=wp.vec3)  # geometric normal there, towards the eye
+    roughness: wp.array(dtype=float)  # after the weather
+    sky: wp.array(dtype=wp.vec3)  # each lane's share of `indirect`, lane after lane
     sun: wp.array(dtype=float)  # visible share of the sun
     indirect: wp.array(dtype=wp.vec3)  # lamps and bounce light less occluded sky, as mean radiance
     mirror: wp.array(dtype=wp.vec3)  # reflected radiance less that of the sky
@@ -390,6 +395,24 @@ def outgoing(scene: Scene, light: Light, hit: Hit, o: wp.vec3, d: wp.vec3, textu
     return out
 
 
+@wp.func
+def dealt(thread: int, rows: int, width: int) -> wp.vec3i:
+    """Column, row and lane of a thread among `rows` rows; lane -1 = outside, where 4x4 tiles stick out.
+
+    Tiles come first, then the places of a tile, then lanes: the threads of a warp take the same place of different
+    tiles, so that their rays are nearly parallel and meet the same parts of the scene.
+    """
+    across = (width + 3) / 4
+    tiles = across * ((rows + 3) / 4)
+    tile = thread % tiles
+    place = (thread / tiles) % 16
+    column = (tile % across) * 4 + place % 4
+    row = (tile / across) * 4 + place / 4
+    if column >= width or row >= rows:
+        return wp.vec3i(0, 0, -1)
+    return wp.vec3i(column, row, thread / tiles / 16)
+
+
 @wp.kernel
 def gather_light(
     scene: Scene,
@@ -397,7 +420,6 @@ def gather_light(
     light: Light,
     start: int,
     sun_rays: int,
-    sky_rays: int,
     seed: int,
     hits: Hits,
     albedo: wp.array(dtype=float),
@@ -405,12 +427,11 @@ def gather_light(
     metallic: wp.array(dtype=float),
     lit: Lit,
 ):
-    """What reaches each pixel centre's surface, less what `shade_without_rays` would assume."""
+    """Sun and lamps at each pixel centre's surface, and where further rays start."""
     i = start + wp.tid()
     black = wp.vec3(0.0, 0.0, 0.0)
     sun = float(0.0)
     indirect = black
-    mirror = black
     gloss = black
     g = hits.geom[i]
     if g >= 0:
@@ -431,6 +452,9 @@ def gather_light(
         m.metallic = metallic[i]
         m = weathered(light, m, n, s.p)
         f0 = base_reflectance(m)
+        lit.origin[i] = origin
+        lit.ng[i] = s.ng
+        lit.roughness[i] = m.roughness
 
         # The sun: rays spread over its disc and, on smooth ground, over the pixel, so that shadow edges are smooth.
         if light.has_sun != 0 and wp.dot(n, light.sun_dir) > 0.0:
@@ -449,41 +473,9 @@ def gather_light(
                 if not occluded(scene.solids, higher + across, toward, float(_MISS), -1):
                     sun += 1.0 / float(sun_rays)
 
-        # The sky: what cosine-weighted rays meet replaces the sky they would have seen.
-        for k in range(sky_rays):
-            u = sequence(tile * sky_rays + k, seed)
-            across = around(n, u, 1.0)
-            toward = across + n * wp.sqrt(wp.max(1.0 - u[0], 0.0))
-            if wp.dot(toward, s.ng) > 0.0:
-                bounce = closest_hit(scene.solids, origin, toward, float(_MISS))
-                if bounce.geom >= 0:
-                    change = outgoing(scene, light, bounce, origin, toward, 0)
-                    indirect += (change - smooth_sky(light, light.stream * toward)) / float(sky_rays)
-
-        # The mirror direction, spread by roughness.
-        v = -d
-        facing = wp.max(wp.dot(n, v), 0.0)
-        mirrored = d + n * (2.0 * facing)
-        if m.roughness < 0.9:
-            u = sequence(tile, seed + 3)
-            alpha = m.roughness * m.roughness
-            half = n + around(n, u, 1.0) * (alpha * wp.where(m.roughness < 0.1, 0.0, 1.0))
-            half = wp.normalize(half)
-            toward = d - half * (2.0 * wp.dot(d, half))
-            if wp.dot(toward, s.ng) <= 0.0:
-                toward = mirrored
-            if wp.dot(toward, s.ng) > 0.0:
-                seen = closest_hit(scene.solids, origin, toward, float(_MISS))
-                if seen.geom >= 0:
-                    mirror = outgoing(scene, light, seen, origin, toward, 1)
-                    path = seen.t
-                    clear = wp.exp(-light.fog_density * path)
-                    away = light.stream * toward
-                    mirror = mirror * clear + fog_in(light, away) * (1.0 - clear)
-                    mirror -= reflected_sky(light, away, m.roughness)
-
         # Lamps: sphere lights, windowed to nothing at the end of their reach, with one shadow ray each.
         if light.lamps[0] + light.lamps[1] + light.lamps[2] > 0.0:
+            v = -d
             for k in range(light.lamp_count):
                 lamp = light.lamp_geom[k]
                 if lamp != g:
@@ -506,8 +498,93 @@ def gather_light(
                             )
     lit.sun[i] = sun
     lit.indirect[i] = indirect
-    lit.mirror[i] = mirror
     lit.gloss[i] = gloss
+
+
+@wp.kernel
+def gather_sky(
+    scene: Scene,
+    view: View,
+    light: Light,
+    first_row: int,
+    rows: int,
+    lanes: int,
+    sky_rays: int,
+    seed: int,
+    hits: Hits,
+    lit: Lit,
+):
+    """What cosine-weighted rays meet replaces the sky they would have seen; a lane takes every `lanes`-th ray."""
+    where = dealt(wp.tid(), rows, view.width)
+    column = where[0]
+    row = first_row + where[1]
+    lane = where[2]
+    if lane < 0:
+        return
+    i = row * view.width + column
+    found = wp.vec3(0.0, 0.0, 0.0)
+    if hits.geom[i] >= 0:
+        n = hits.normal[i]
+        origin = lit.origin[i]
+        ng = lit.ng[i]
+        tile = tile_index(column, row)
+        k = int(lane)
+        while k < sky_rays:
+            u = sequence(tile * sky_rays + k, seed)
+            toward = around(n, u, 1.0) + n * wp.sqrt(wp.max(1.0 - u[0], 0.0))
+            if wp.dot(toward, ng) > 0.0:
+                bounce = closest_hit(scene.solids, origin, toward, float(_MISS))
+                if bounce.geom >= 0:
+                    change = outgoing(scene, light, bounce, origin, toward, 0)
+                    found += change - smooth_sky(light, light.stream * toward)
+            k += lanes
+    lit.sky[lane * view.width * view.height + i] = found / float(wp.max(sky_rays, 1))
+
+
+@wp.kernel
+def gather_mirror(
+    scene: Scene, view: View, light: Light, first_row: int, rows: int, seed: int, hits: Hits, lit: Lit
+):  # fmt: skip
+    """What a ray in the mirror direction, spread by roughness, meets instead of the sky."""
+    where = dealt(wp.tid(), rows, view.width)
+    column = where[0]
+    row = first_row + where[1]
+    if where[2] < 0:
+        return
+    i = row * view.width + column
+    mirror = wp.vec3(0.0, 0.0, 0.0)
+    if hits.geom[i] >= 0 and lit.roughness[i] < 0.9:
+        d = wp.normalize(camera_ray(view, float(column) + 0.5, float(row) + 0.5))
+        n = hits.normal[i]
+        ng = lit.ng[i]
+        roughness = lit.roughness[i]
+        facing = wp.max(-wp.dot(n, d), 0.0)
+        u = sequence(tile_index(column, row), seed + 3)
+        half = n + around(n, u, 1.0) * (roughness * roughness * wp.where(roughness < 0.1, 0.0, 1.0))
+        half = wp.normalize(half)
+        toward = d - half * (2.0 * wp.dot(d, half))
+        if wp.dot(toward, ng) <= 0.0:
+            toward = d + n * (2.0 * facing)
+        if wp.dot(toward, ng) > 0.0:
+            origin = lit.origin[i]
+            seen = closest_hit(scene.solids, origin, toward, float(_MISS))
+            if seen.geom >= 0:
+                mirror = outgoing(scene, light, seen, origin, toward, 1)
+                clear = wp.exp(-light.fog_density * seen.t)
+                away = light.stream * toward
+                mirror = mirror * clear + fog_in(light, away) * (1.0 - clear)
+                mirror -= reflected_sky(light, away, roughness)
+    lit.mirror[i] = mirror
+
+
+@wp.kernel
+def pool_sky(start: int, pixels: int, lanes: int, lit: Lit):
+    """Adds lanes to `indirect`, always in the same order."""
+    i = start + wp.tid()
+    total = lit.indirect[i]
+    for lane in range(lanes):
+        total += lit.sky[lane * pixels + i]
+    lit.indirect[i] = total
 
 
 # Composition ----------------------------------------------------------------------------------------------------------
@@ -689,4 +766,4 @@ def compose(
         rgb[c * count + i] = total[c] / float(samples)
 
 
-__all__ = ["Light", "Lit", "compose", "gather_light", "mat93"]
+__all__ = ["Light", "Lit", "compose", "dealt", "gather_light", "gather_mirror", "gather_sky", "mat93", "pool_sky"]

@@ -43,6 +43,7 @@ from flowshade.gbuffer.light_kernels import (
     base_reflectance,
     cloudy_sky,
     curve,
+    dealt,
     environment_brdf,
     full_sky,
     lift,
@@ -572,7 +573,8 @@ def trace_paths(
     view: View,
     light: Light,
     emitters: Emitters,
-    start: int,
+    first_row: int,
+    rows: int,
     samples: int,
     bounces: int,
     limit: float,
@@ -584,9 +586,13 @@ def trace_paths(
     paths: Paths,
 ):
     """What reaches each pixel centre's surface: a lane takes `samples` of its pixel's samples."""
-    thread = wp.tid()
-    lane = thread % _LANES
-    i = start + thread / _LANES
+    where = dealt(wp.tid(), rows, view.width)
+    column = where[0]
+    row = first_row + where[1]
+    lane = where[2]
+    if lane < 0:
+        return
+    i = row * view.width + column
     slot = i * _LANES + lane
     black = wp.vec3(0.0, 0.0, 0.0)
     sun = float(0.0)
@@ -596,8 +602,6 @@ def trace_paths(
     scatter = black
     mirror = black
     mirror_weight = float(0.0)
-    column = i % view.width
-    row = i / view.width
     count = view.width * view.height
     along = camera_ray(view, float(column) + 0.5, float(row) + 0.5)
     d = wp.normalize(along)

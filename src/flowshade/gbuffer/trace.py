@@ -17,7 +17,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, get_args
 
@@ -35,6 +35,8 @@ from flowshade.gbuffer.look import Look
 from flowshade.types import CHANNELS, Camera, GBuffer
 
 _ROWS_A_BAND = 16
+_SKY_LANES = 6
+"""Most threads that share a pixel's sky rays."""
 _MAX_PIXELS = 2**27
 _KEPT_LIGHTS = 64
 _BRIGHTEST = 24.0  # exposed radiance at which one path is held: the tone curve has long been white
@@ -263,11 +265,11 @@ class Tracer:
 
     def _shade_directly(self, light: Any, surface: list[Any], seed: int, rgb: Any) -> None:
         scene, view, lit = self._scene.struct, self._view, self._lit_buffers()
-        self.launch(
-            light_kernels.gather_light,
-            [scene, view, light],
-            [self.sun_rays, self.sky_rays, seed % _SEEDS, self.hits, *surface, lit],
-        )
+        given, turn, lanes = [scene, view, light], seed % _SEEDS, self._sky_lanes
+        self.launch(light_kernels.gather_light, given, [self.sun_rays, turn, self.hits, *surface, lit])
+        self.launch_dealt(light_kernels.gather_sky, given, [lanes, self.sky_rays, turn, self.hits, lit], lanes)
+        self.launch_dealt(light_kernels.gather_mirror, given, [turn, self.hits, lit])
+        self.launch(light_kernels.pool_sky, [], [self.size[0] * self.size[1], lanes, lit])
         self.launch(
             light_kernels.compose,
             [scene, view, light],
@@ -281,11 +283,11 @@ class Tracer:
         emitters, paths, now, then = self._path_buffers()
         samples = self.paths // path_kernels.LANES
         limit = _BRIGHTEST / max(look.exposure, 1e-3)
-        self.launch(
+        self.launch_dealt(
             path_kernels.trace_paths,
             [scene, view, light, emitters],
             [samples, self.bounces, limit, seed % _SEEDS, self.hits, *surface, paths],
-            lanes=path_kernels.LANES,
+            path_kernels.LANES,
         )
         self.launch(path_kernels.pool_lanes, [], [paths, now])
         for stride in _STRIDES:
@@ -309,11 +311,16 @@ class Tracer:
             )
         return self._path_arrays
 
-    def _filled(self, kind: Any, count: int) -> Any:
-        """A struct of arrays of `count` zeros."""
+    @property
+    def _sky_lanes(self) -> int:
+        """Threads that share a pixel's sky rays."""
+        return max(1, min(self.sky_rays, _SKY_LANES))
+
+    def _filled(self, kind: Any, count: int, **other: int) -> Any:
+        """A struct of arrays of `count` zeros; `other` counts by name."""
         struct = kind()
         for name, field in kind.vars.items():
-            array = wp.zeros(count, dtype=field.type.dtype, device=self._wp_device)
+            array = wp.zeros(other.get(name, count), dtype=field.type.dtype, device=self._wp_device)
             self._kept.append(array)
             setattr(struct, name, array)
         return struct
@@ -342,13 +349,7 @@ class Tracer:
         """Light buffers, made at the first use."""
         if self._lit is None:
             pixels = self.size[0] * self.size[1]
-            self._lit = light_kernels.Lit()
-            self._lit_arrays = {
-                name: wp.zeros(pixels, dtype=float if name == "sun" else wp.vec3, device=self._wp_device)
-                for name in ("sun", "indirect", "mirror", "gloss")
-            }
-            for name, array in self._lit_arrays.items():
-                setattr(self._lit, name, array)
+            self._lit = self._filled(light_kernels.Lit, pixels, sky=pixels * self._sky_lanes)
         return self._lit
 
     def _light(self, look: Look, stream: Tensor) -> Any:
@@ -428,20 +429,33 @@ class Tracer:
 
     # Launching ----------------------------------------------------------------------------------------------------
 
-    def launch(self, kernel: Any, before: list[Any], after: list[Any], lanes: int = 1) -> None:
-        """Runs a kernel over all pixels, `lanes` threads each: its arguments are `before`, the first pixel, `after`.
-
-        On the CPU bands of rows go to the threads; pixels are independent, so the result does not depend on it.
-        """
-        height, width = self.size
-        if self.is_cuda:
-            wp.launch(kernel, dim=height * width * lanes, inputs=[*before, 0, *after], device=self._wp_device)
-            return
+    def launch(self, kernel: Any, before: list[Any], after: list[Any]) -> None:
+        """Runs a kernel over all pixels: its arguments are `before`, the first pixel, `after`."""
+        width = self.size[1]
 
         def band(row: int, rows: int) -> None:
-            wp.launch(kernel, dim=rows * width * lanes, inputs=[*before, row * width, *after], device=self._wp_device)
+            inputs = [*before, row * width, *after]
+            wp.launch(kernel, dim=rows * width, inputs=inputs, device=self._wp_device)
 
-        if self._pool is None or kernel not in self._loaded:
+        self._over_bands(kernel, band)
+
+    def launch_dealt(self, kernel: Any, before: list[Any], after: list[Any], lanes: int = 1) -> None:
+        """The same for kernels that use `light_kernels.dealt`: arguments `before`, first row, rows, `after`."""
+        across = -(-self.size[1] // 4)
+
+        def band(row: int, rows: int) -> None:
+            threads = lanes * 16 * across * -(-rows // 4)
+            wp.launch(kernel, dim=threads, inputs=[*before, row, rows, *after], device=self._wp_device)
+
+        self._over_bands(kernel, band)
+
+    def _over_bands(self, kernel: Any, band: Callable[[int, int], None]) -> None:
+        """Calls `band(first row, rows)` for the whole picture, on the CPU for bands of it on all threads.
+
+        Pixels are independent, so the result does not depend on it.
+        """
+        height = self.size[0]
+        if self.is_cuda or self._pool is None or kernel not in self._loaded:
             band(0, height)  # loads, and at the first run ever compiles, the kernel's module: not for threads
             self._loaded.add(kernel)
             return

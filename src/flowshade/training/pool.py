@@ -251,7 +251,11 @@ class Producers:
     first_seed: int = 0
     trace_device: str = "cpu"
     interval: float = 0.0
-    """Seconds between clips once `fill` has returned; workers wait meanwhile and leave their GPU to the trainer."""
+    """Seconds between clips once `fill` has returned; workers wait meanwhile and leave their GPU to the trainer.
+
+    A worker needs a permit for each clip. There is one for each worker, and a received clip gives its permit back: at
+    once while the pool is being filled, and after the interval from then on, so that nothing is traced ahead.
+    """
     _filled: threading.Event = field(default_factory=threading.Event, repr=False)
     _processes: list = field(default_factory=list, repr=False)
     _stop: threading.Event = field(default_factory=threading.Event, repr=False)
@@ -268,13 +272,13 @@ class Producers:
         if self.workers == 0:
             return
         context = torch.multiprocessing.get_context("spawn")
-        clips = context.Queue(maxsize=2 * self.workers)
+        clips, permits = context.Queue(maxsize=2 * self.workers), context.Semaphore(self.workers)
         for worker in range(self.workers):
-            arguments = (worker, self, clips)
+            arguments = (worker, self, clips, permits)
             process = context.Process(target=_produce, args=arguments, daemon=True)
             process.start()
             self._processes.append(process)
-        threading.Thread(target=self._receive, args=(clips,), daemon=True).start()
+        threading.Thread(target=self._receive, args=(clips, permits), daemon=True).start()
 
     def __getstate__(self) -> dict:
         """What a worker needs: the description, not the pool's tensors."""
@@ -291,7 +295,7 @@ class Producers:
     def __setstate__(self, state: dict) -> None:
         self.__init__(**state)
 
-    def _receive(self, clips) -> None:
+    def _receive(self, clips, permits) -> None:
         stream = torch.cuda.Stream(self.pool.device) if self.pool.device.type == "cuda" else None
         while not self._stop.is_set():
             try:
@@ -307,6 +311,7 @@ class Producers:
                 stream.synchronize()
             if self._filled.is_set():
                 self._stop.wait(self.interval)
+            permits.release()
 
     def fill(self, clips: int, seconds: float = 0.0) -> None:
         """Waits until the pool has received `clips` clips in all (traces them here when there are no workers).
@@ -341,7 +346,7 @@ class Producers:
             process.terminate()
 
 
-def _produce(worker: int, producers: Producers, clips) -> None:
+def _produce(worker: int, producers: Producers, clips, permits) -> None:
     """Body of a worker process. A failure travels to the trainer as text."""
     import traceback
 
@@ -349,6 +354,7 @@ def _produce(worker: int, producers: Producers, clips) -> None:
     pool, device = producers.pool, _only_visible(producers.trace_device)
     try:
         for kind, seed in producers.seeds(worker):
+            permits.acquire()
             clip = trace_clip(kind, seed, pool.bank, pool.spec, pool.profile, device)
             clips.put(clip.tensors())
     except Exception:
