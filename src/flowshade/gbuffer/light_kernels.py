@@ -6,9 +6,9 @@ Rays first, from pixel centres: `gather_light` finds how much of the sun is visi
 and `gather_mirror` correct the smooth sky by what blocks it and what it bounces off. The sample pattern is a
 low-discrepancy sequence dealt out over a 4x4 tile of pixels, so that averaging a tile is averaging 16 times the
 samples; threads are dealt out such that neighbours take the same place of different tiles, whose rays are nearly
-parallel (`dealt`). `compose` does that averaging with weights that are exact over the tile and zero across edges, on quantities
-without albedo, then shades: once per pixel, or once per sample where the pixel holds an edge. Randomness is a
-function of the pixel and the seed alone: a still scene is a still picture.
+parallel (`dealt`). `compose` does that averaging with weights that are exact over the tile and zero across edges, on
+quantities without albedo, then shades: once per pixel, or once per sample where the pixel holds an edge. Randomness is
+a function of the pixel and the seed alone: a still scene is a still picture.
 """
 
 from __future__ import annotations
