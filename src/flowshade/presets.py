@@ -58,15 +58,16 @@ def debug_picture_encoder() -> PictureEncoderConfig:
 
 
 def compact_inverse() -> InverseConfig:
-    """The inverse that ships: about 2.7M parameters."""
-    return InverseConfig()
+    """The inverse that ships: about 2.7M parameters. Weights from before `refined` begin it where they were."""
+    return InverseConfig(refined=True)
 
 
 def debug_inverse() -> InverseConfig:
     """The inverse's shape at a size that trains in seconds."""
     return InverseConfig(
-        name="debug-inverse", half=8, quarter=12, eighth=16, kept=8, heads=2, head_dim=16, rope_dims=(4, 6, 6), layers=2
-    )
+        name="debug-inverse", half=8, quarter=12, eighth=16, kept=8, heads=2, head_dim=16, rope_dims=(4, 6, 6), layers=2,
+        refined=True,
+    )  # fmt: skip
 
 
 def debug_training() -> TrainConfig:

@@ -116,10 +116,9 @@ def _inverted(estimate: Estimate, height: int, width: int) -> Inverted:
         roughness=cut(estimate.roughness).masked_fill(sky, 0),
         metallic=cut(estimate.metallic).masked_fill(sky, 0),
     )
-    errors = cut(estimate.error).exp().split(1, 1)
+    error = cut(estimate.error)  # [T, 5, H, W]
+    tolerance = torch.tensor([TOLERANCES[name] for name in CORE_CHANNELS], device=error.device)[:, None, None]
     surface = torch.sigmoid(cut(estimate.sky).abs())  # how sure it is of sky or no sky
-    confidence = {
-        name: torch.where(sky, surface, surface * -torch.expm1(-TOLERANCES[name] / error))
-        for name, error in zip(CORE_CHANNELS, errors, strict=True)
-    }
+    right = torch.expm1(-tolerance * torch.exp(-error)).neg_().masked_fill_(sky, 1).mul_(surface)
+    confidence = dict(zip(CORE_CHANNELS, right.split(1, 1), strict=True))
     return Inverted(gbuffer=gbuffer, confidence=confidence)
