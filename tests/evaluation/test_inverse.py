@@ -22,12 +22,12 @@ from flowshade.evaluation.inverse import (
     score_buffers,
     score_clips,
     summarise,
-    warp,
     warping_errors,
 )
 from flowshade.evaluation.worlds import WorldSuite
 from flowshade.gbuffer.io import write_clip
 from flowshade.inverse.stream import Inverse
+from flowshade.nn.warp import warp
 from flowshade.presets import debug_inverse
 from flowshade.types import GBuffer
 

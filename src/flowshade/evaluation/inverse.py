@@ -28,6 +28,7 @@ from flowshade.gbuffer.io import open_clip
 from flowshade.gbuffer.look import LOOKS
 from flowshade.gbuffer.view import channel_picture
 from flowshade.inverse.stream import Inverse
+from flowshade.nn.warp import inside, warp
 from flowshade.types import CORE_CHANNELS, Frames, GBuffer
 from flowshade.world import WORLDS
 
@@ -174,28 +175,16 @@ LEAST_WARP = 1e-4
 """The true buffers' error is taken to be at least this, about a thirtieth of an 8-bit step."""
 
 
-def warp(previous: Float[Tensor, "T C H W"], motion: Float[Tensor, "T 2 H W"]) -> Float[Tensor, "T C H W"]:
-    """What of the frame before lies under each pixel now, bilinearly; edges are repeated outwards."""
-    height, width = previous.shape[-2:]
-    x = torch.arange(width, device=motion.device) + motion[:, 0]  # [T, H, W]
-    y = torch.arange(height, device=motion.device)[:, None] + motion[:, 1]
-    grid = torch.stack([(2 * x + 1) / width - 1, (2 * y + 1) / height - 1], -1)  # [T, H, W, 2]
-    return torch.nn.functional.grid_sample(previous, grid, padding_mode="border", align_corners=False)
-
-
 def _seen_before(reference: GBuffer) -> Bool[Tensor, "T-1 1 H W"]:
     """Pixels of all frames but the first that show what the frame before showed too."""
     motion, depth = reference.motion, reference.depth
     assert motion is not None and depth is not None
-    motion, (height, width) = motion[1:], reference.size
-    x = torch.arange(width, device=motion.device) + motion[:, :1]  # [T - 1, 1, H, W]
-    y = torch.arange(height, device=motion.device)[:, None] + motion[:, 1:]
-    inside = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
+    motion = motion[1:]
     surface = torch.isfinite(depth)
     whole = warp(surface[:-1].float(), motion) > 0.999
     logarithm = depth.clamp(1e-3, 1e6).log()
     near = (warp(logarithm[:-1], motion) - logarithm[1:]).abs() < SAME_DEPTH
-    seen = inside & surface[1:] & whole & near
+    seen = inside(motion) & surface[1:] & whole & near
     if reference.instance is not None:
         # An id that is a mixture of two differs from both.
         ids = reference.instance.double()
