@@ -65,8 +65,8 @@ def compact_inverse() -> InverseConfig:
 def debug_inverse() -> InverseConfig:
     """The inverse's shape at a size that trains in seconds."""
     return InverseConfig(
-        name="debug-inverse", half=8, quarter=12, eighth=16, kept=8, heads=2, head_dim=16, rope_dims=(4, 6, 6), layers=2,
-        refined=True,
+        name="debug-inverse", half=8, quarter=12, eighth=16, kept=8, heads=2, head_dim=16, rope_dims=(4, 6, 6),
+        layers=2, refined=True,
     )  # fmt: skip
 
 

@@ -106,7 +106,9 @@ def test_targets_are_the_buffers_in_the_units_of_an_estimate():
 
 def traced(frames: int = 5) -> tuple[GBuffer, Targets]:
     world = make_world("street", 3, fps=12.0)
-    tracer = Tracer(world.model, size=(64, 96), device="cpu", samples=1, channels=(*CORE_CHANNELS, "motion", "instance"))
+    tracer = Tracer(
+        world.model, size=(64, 96), device="cpu", samples=1, channels=(*CORE_CHANNELS, "motion", "instance")
+    )
     clip = GBuffer.cat([frame.gbuffer for frame in rollout(world, tracer, frames=frames, looks=[], seed=0)])
     return clip, targets_of(encode_buffers(clip, PROFILE, torch.eye(3)).values, PROFILE)
 

@@ -21,6 +21,7 @@ from flowshade.checkpoints.store import (
     load_inverse_file,
     load_renderer_file,
 )
+from flowshade.device import free_memory
 from flowshade.errors import CheckpointError
 
 OLDEST_TORCH = (2, 11)
@@ -64,7 +65,7 @@ def _machine(folder: Path | None) -> Iterator[Finding]:
     text = torch.__version__ if good else f"{torch.__version__} is older than 2.11; mend it: pip install -U torch"
     yield Finding("good" if good else "bad", "torch", text)
     yield _gpu()
-    available = _available_memory()
+    available = free_memory(torch.device("cpu"))
     if available is not None:
         yield Finding("good", "memory", f"{available / 2**30:.1f} GiB available")
     place = folder or models_folder()
@@ -83,13 +84,6 @@ def _gpu() -> Finding:
     else:
         text = f"torch has CUDA {torch.version.cuda} but no GPU can be used; look at: nvidia-smi"
     return Finding("note", "GPU", text)
-
-
-def _available_memory() -> int | None:
-    """Bytes, on Linux."""
-    listing = Path("/proc/meminfo")
-    lines = listing.read_text().splitlines() if listing.is_file() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
 
 
 _SHIPPED = {

@@ -287,8 +287,8 @@ def _smoothing(config: InverseConfig, channels: int) -> nn.Module:
 
 
 SPREAD = (*range(3, 9), VALUES - 1)
-"""Planes of the decoder that are mixed along edges: normal, depth, roughness, metallic, sky. Albedo has the picture's own
-edges already."""
+"""Planes of the decoder that are mixed along edges: normal, depth, roughness, metallic, sky. Albedo has the
+picture's own edges already."""
 REACHES = (3, 1)
 """Pixels between a pixel and the eight neighbours it is mixed with, a round each."""
 DIRECTIONS = tuple((y, x) for y in (-1, 0, 1) for x in (-1, 0, 1) if (y, x) != (0, 0))
@@ -328,7 +328,7 @@ class Propagation(nn.Module):
 def propagate(
     values: Float[Tensor, "N C H W"], affinity: Float[Tensor, "N 8 H W"], reach: int
 ) -> Float[Tensor, "N C H W"]:
-    """One round: values plus, for each of `DIRECTIONS`, affinity times how much the neighbour's differ; edges repeat."""
+    """One round: values plus, for each of `DIRECTIONS`, affinity times how the neighbour's differ; edges repeat."""
     height, width = values.shape[-2:]
     padded = F.pad(values, (reach,) * 4, mode="replicate")
     result = values * (1 - affinity.sum(1, keepdim=True))

@@ -86,7 +86,7 @@ def inverse_loss(
     motion: Motion | None = None,
     weights: LossWeights = LossWeights(),
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Absolute errors of all channels on surfaces and at their edges, of slopes, of what changes, and of how sure it is.
+    """Absolute errors of all channels on surfaces and at edges, of slopes, of what changes, and of how sure it is.
 
     Of depth's error a clip's mean counts a tenth: a scale cannot be seen, but a familiar size of things can. The
     expected errors learn from the true ones as the scale of a Laplace distribution (Kendall and Gal 2017, eq. 8),
@@ -135,7 +135,7 @@ def _errors(estimate: Estimate, targets: Targets) -> dict[str, Tensor]:
 
 
 STRIDES = (1, 2, 4, 8)
-"""Pixels between those whose difference is a slope: edges at the finest, shapes and grids of enlarging at the others."""
+"""Pixels between those whose difference is a slope: edges at the finest, shapes and grids of enlarging at others."""
 
 
 def _slopes(error: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def train(
         preset: a name in `TRAININGS`.
         folder: where checkpoints and logs go.
         captions: a folder of `write_captions`; None makes them in `folder / "captions"`.
-        start: what a new run begins from: a run's checkpoint (its averages), or a file of weights, such as the package's.
+        start: what a new run begins from: a run's checkpoint (its averages), or weights such as the package's.
         seed: of weights, worlds and batches.
         scale_time: multiplies the time limit of every stage that has one.
         stages: only these stages, by name; None runs all.

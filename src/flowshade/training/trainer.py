@@ -75,7 +75,7 @@ class Trainer:
     def __init__(
         self, config: TrainConfig, out: Path, looks: LookBank, captions: CaptionBank, start: Path | None = None
     ) -> None:
-        """Makes the models; continues `out` if it holds a checkpoint, else begins from the file `start` (`load_start`)."""
+        """Makes the models; continues `out` if it holds a checkpoint, else begins from `start` (see `load_start`)."""
         torch.manual_seed(config.seed)
         torch.backends.cudnn.benchmark = config.tune
         self.config = config
