@@ -358,7 +358,9 @@ def restyle_to_files(
             size=job.size, frames=job.frames, seed=job.seed, window=job.window, progress=progress, timer=timer,
         )  # fmt: skip
         height, width = footage.size
-        sound = job.video if footage.is_video else None
+        sound = job.video if footage.is_video and not footage.retimed else None
+        if footage.retimed and warn is not None:
+            warn(f"{job.video} plays at another rate now; its sound, if it has any, is left out.")
         video = stack.enter_context(VideoWriter(job.output, fps=footage.fps, size=footage.size, sound=sound))
         compare = None
         if job.compare:
