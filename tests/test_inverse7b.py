@@ -16,9 +16,12 @@ from flowshade.checkpoints.catalogue import MODELS
 from flowshade.cli import main
 from flowshade.errors import FlowshadeError
 from flowshade.gbuffer.io import VideoReader, open_clip, write_video
+from flowshade.gbuffer.io.footage import Footage
 from flowshade.gbuffer.io.pictures import read_png
 from flowshade.inverse.diffusion import DiffusionConfig, DiffusionInverse, parse_depth
+from flowshade.inversion import InvertedClip
 from flowshade.types import GBuffer
+from flowshade.upstream import coded_planes
 from flowshade.videos import InvertJob, invert_to_files
 from tests.checkpoints.originals import small_inverse, write_inverse
 
@@ -176,3 +179,14 @@ def test_depth_codes() -> None:
 def test_options_of_the_7b_are_refused_for_others() -> None:
     with pytest.raises(FlowshadeError, match="go with alaya-inverse"):
         load_inverse("compact", config=SMALL)
+
+
+def test_a_renderer_of_upstream_s_gets_the_planes_as_they_are(files: Path) -> None:
+    with Footage("in.mp4") as footage:
+        clip = InvertedClip(footage, load(files), frames=20)
+        planes = coded_planes(clip, 8, 12)
+        codes = clip.estimate(8, 12).codes
+    assert set(planes) == set(codes)
+    for name, value in codes.items():
+        assert planes[name].dtype == torch.uint8
+        assert torch.equal(planes[name], (value * 255).round().to(torch.uint8))
