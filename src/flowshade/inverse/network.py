@@ -311,8 +311,8 @@ class Propagation(nn.Module):
         super().__init__()
         self.hidden = nn.Conv2d(channels, hidden, 3, padding=1)
         self.affinity = nn.Conv2d(hidden, 4 * len(REACHES) * len(DIRECTIONS), 1)
-        nn.init.zeros_(self.affinity.weight)
-        nn.init.zeros_(self.affinity.bias)
+        for parameter in self.affinity.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, values: Float[Tensor, "N V H W"], x: Float[Tensor, "N C H/2 W/2"]) -> Float[Tensor, "N V H W"]:
         # Planes apart from here on: neighbours in a plane are fetched fastest from memory.

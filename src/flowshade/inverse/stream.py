@@ -263,5 +263,5 @@ def _inverted(estimate: Estimate, height: int, width: int) -> Inverted:
     tolerance = torch.tensor([TOLERANCES[name] for name in CORE_CHANNELS], device=error.device)[:, None, None]
     surface = torch.sigmoid(cut(estimate.sky).abs())  # how sure it is of sky or no sky
     right = torch.expm1(-tolerance * torch.exp(-error)).neg_().masked_fill_(sky, 1).mul_(surface)
-    confidence = dict(zip(CORE_CHANNELS, right.split(1, 1), strict=True))
+    confidence = {str(name): value for name, value in zip(CORE_CHANNELS, right.split(1, 1), strict=True)}
     return Inverted(gbuffer=gbuffer, confidence=confidence)

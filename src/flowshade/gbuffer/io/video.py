@@ -323,8 +323,8 @@ class VideoReader:
         self.path = Path(path)
         self._sources: np.ndarray | None = None
         self._open()
-        self._stored = self.size = (self._stream.height, self._stream.width)
-        check_picture(self.path, self.size, 3, 2)
+        self._stored = (self._stream.height, self._stream.width)
+        check_picture(self.path, self._stored, 3, 2)
         self.variable_rate = False
         self.frames, self.fps = self._scan(any_rate or resample is not None)
         if self.variable_rate and resample is not None:
@@ -335,7 +335,8 @@ class VideoReader:
         self.top = 65535 if deep and self.bits > 8 else 255
         self._open()
         self.quarters = self._rotation(turn)
-        self.size = self._stored[::-1] if self.quarters % 2 else self._stored
+        height, width = self._stored
+        self.size = (width, height) if self.quarters % 2 else self._stored
         self._open()
 
     @property
