@@ -121,6 +121,8 @@ def test_motion_from_depth_and_cameras_is_the_tracer_s_where_it_is_seen():
     difference = (motion.vectors[0] - clip.motion).abs().amax(1, keepdim=True)[motion.seen[0]]
     assert clip.motion[1:].abs().mean() > 0.3
     assert difference.quantile(0.98) < 0.05  # the rest moves by itself, in front of its like
+    with torch.autocast("cpu", torch.bfloat16):  # as the trainer calls it on a GPU
+        assert torch.equal(still_motion(targets, clip.camera, 1).vectors, motion.vectors)
 
 
 def test_errors_that_stay_along_the_motion_are_not_flicker():

@@ -14,6 +14,7 @@ import torch
 
 from flowshade.checkpoints.catalogue import COMPACT, COMPACT_INVERSE, FINGERPRINTS, Model, Part
 from flowshade.checkpoints.files import TensorFile
+from flowshade.checkpoints.inverse import DIFFUSION_INVERSES, check_memory, default_dtype
 from flowshade.checkpoints.loading import examine, find_part, missing_sentence, models_folder
 from flowshade.checkpoints.store import (
     default_inverse_weights,
@@ -21,8 +22,8 @@ from flowshade.checkpoints.store import (
     load_inverse_file,
     load_renderer_file,
 )
-from flowshade.device import free_memory
-from flowshade.errors import CheckpointError
+from flowshade.device import choose_device, free_memory
+from flowshade.errors import CheckpointError, FlowshadeError
 
 OLDEST_TORCH = (2, 11)
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model")
@@ -55,8 +56,21 @@ def diagnose(model: Model | None, folder: Path | None = None) -> Iterator[Findin
         yield Finding("bad", package, text)
     for part in model.parts if not lacking else ():  # without it the files cannot be held against their networks
         yield from _part(model, part, folder)
+    if model.name in DIFFUSION_INVERSES and not lacking:
+        yield _room(model)
     for unknown in model.unknown:
         yield Finding("note", model.name, f"not published: {unknown}")
+
+
+def _room(model: Model) -> Finding:
+    """Whether a 7B inverse's weights fit where they would go."""
+    device = choose_device(None)
+    dtype = default_dtype(device)
+    try:
+        check_memory(model, device, dtype, dtype, offload=False)
+    except FlowshadeError as error:
+        return Finding("note", "room", str(error))
+    return Finding("good", "room", f"its weights fit on {device} in {str(dtype).removeprefix('torch.')}")
 
 
 def _machine(folder: Path | None) -> Iterator[Finding]:

@@ -74,7 +74,7 @@ def load_diffusion_inverse(
     model = MODELS[model] if isinstance(model, str) else model
     config = dataclasses.replace(config or DiffusionConfig(), name=model.name)
     chosen = choose_device(device)
-    dtype = dtype or (torch.bfloat16 if chosen.type == "cuda" else torch.float32)
+    dtype = dtype or default_dtype(chosen)
     check_requirements(model)
     paths = find_parts(model, None if path is None else Path(path))
     home = torch.device("cpu") if config.offload else chosen
@@ -87,6 +87,11 @@ def load_diffusion_inverse(
     assert isinstance(network, CosmosNetwork) and isinstance(encoder, CosmosEncoder)
     assert isinstance(decoder, CosmosDecoder) and isinstance(statistics, LatentStatistics)
     return DiffusionInverse(network, encoder, decoder, statistics, config, device=chosen, progress=progress)
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """Of weights and activations: bfloat16 on a GPU, float32 on a CPU."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def check_requirements(model: Model) -> None:

@@ -17,6 +17,7 @@ from flowshade.codec.encoding import EncodingProfile
 from flowshade.gbuffer.view import DEPTH_SCALE_METRES
 from flowshade.inverse.network import STRIDE, Estimate, InverseConfig, InverseState
 from flowshade.inverse.stream import Inverse
+from flowshade.nn.precision import full_precision
 from flowshade.nn.warp import inside, warp
 from flowshade.training.degrade import Degradation, degrade, mirror
 from flowshade.training.losses import change_loss
@@ -262,6 +263,11 @@ def still_motion(targets: Targets, camera: Camera, clips: int) -> Motion:
         camera: of [B T] pictures, at the same size.
         clips: B.
     """
+    with full_precision(targets.depth.device):  # pixels in bfloat16 would be off by whole ones
+        return _still_motion(targets, camera, clips)
+
+
+def _still_motion(targets: Targets, camera: Camera, clips: int) -> Motion:
     height, width = targets.depth.shape[-2:]
     depth = targets.depth.exp().flatten(0, 1)[:, 0]  # [B T, H, W]
     fx, fy, cx, cy = (value.unflatten(0, (clips, -1)) for value in camera.intrinsics[:, :, None, None].unbind(1))
