@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import av
@@ -21,6 +22,7 @@ from flowshade.gbuffer.io.pictures import read_png, write_png
 from flowshade.inverse.stream import Inverse
 from flowshade.presets import debug_inverse
 from flowshade.types import CORE_CHANNELS, GBuffer
+from tests.gbuffer.io.test_footage import sound_of, with_sound, write_uneven
 
 FRAMES, SIZE = 11, (32, 48)
 
@@ -234,6 +236,47 @@ def test_restyle_says_what_is_wrong(debug_model, inverse_file: Path, options: li
     assert run_restyle(debug_model, inverse_file, *options) == 2
     assert said in capsys.readouterr().err
     assert files() == set()
+
+
+def test_a_video_of_variable_rate_keeps_its_length_and_its_sound(debug_model: Path, inverse_file: Path, capsys) -> None:
+    write_uneven(Path("uneven.mp4"), (0, 100, 200, 500, 600, 1100), sound=True)
+    assert run_restyle(debug_model, inverse_file, video="uneven.mp4") == 2
+    assert "variable frame rate" in capsys.readouterr().err
+    assert files() == {"uneven.mp4"}
+    assert run_restyle(debug_model, inverse_file, "--fps", "10", video="uneven.mp4") == 0
+    with VideoReader("out.mp4") as video:
+        assert (video.frames, video.fps, video.variable_rate) == (12, 10, False)
+    assert sound_of(Path("out.mp4"))[1] == pytest.approx(1.1, abs=2 * 2048 / 48000)
+    with_sound(Path("even.mp4"), "aac")
+    assert run_restyle(debug_model, inverse_file, "--fps", "24", video="even.mp4") == 0
+    assert "its sound, if it has any, is left out" in capsys.readouterr().err
+    with av.open("out.mp4") as out:
+        assert not out.streams.audio and out.streams.video[0].average_rate == 24
+
+
+def test_footage_that_breaks_off_leaves_nothing(debug_model: Path, inverse_file: Path, capsys) -> None:
+    data = Path("in.mp4").read_bytes()
+    Path("cut.mp4").write_bytes(data[: 2 * len(data) // 3])
+    Path("mixed").mkdir()
+    for index, size in enumerate([SIZE] * 9 + [(30, 48)]):
+        write_png(Path(f"mixed/{index}.png"), np.full((*size, 3), 99, np.uint8))
+    there = files()
+    for video, said in (("cut.mp4", "cut short|cannot be|damaged"), ("mixed", "expected one size")):
+        assert run_invert(inverse_file, "--confidence", "--compare", "side.mp4", video=video) == 2
+        assert re.search(said, capsys.readouterr().err)
+        assert run_restyle(debug_model, inverse_file, "--compare", video=video) == 2
+        assert re.search(said, capsys.readouterr().err)
+        assert files() == there
+
+
+def test_odd_sizes_and_a_single_picture(debug_model: Path, inverse_file: Path) -> None:
+    write_png(Path("odd.png"), np.full((33, 47, 3), 99, np.uint8))
+    assert run_invert(inverse_file, video="odd.png") == 0
+    with open_clip("out") as clip:
+        assert (len(clip), clip.info.size) == (1, (33, 47))
+    assert run_restyle(debug_model, inverse_file, video="odd.png") == 0
+    with VideoReader("out.mp4") as video:
+        assert (video.frames, video.size) == (1, (34, 48))  # H.264 pads to even sizes
 
 
 def test_the_video_itself_is_not_overwritten(debug_model: Path, inverse_file: Path, capsys) -> None:

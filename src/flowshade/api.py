@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flowshade.checkpoints.inverse import DIFFUSION_INVERSES, load_diffusion_inverse
 from flowshade.checkpoints.store import (
     default_inverse_weights,
     default_weights,
@@ -25,7 +26,8 @@ from flowshade.gbuffer.io import ClipReader, open_clip, resize
 from flowshade.gbuffer.io.footage import Footage
 from flowshade.gbuffer.io.masks import Mask
 from flowshade.gbuffer.io.resize import resize_reference
-from flowshade.inverse.stream import Inverse
+from flowshade.inverse.diffusion import DiffusionConfig, DiffusionInverse
+from flowshade.inverse.stream import Inverse, VideoInverse
 from flowshade.inversion import InvertedClip, InvertedWindow
 from flowshade.renderer.flash import FlashRenderer
 from flowshade.renderer.prompt import PromptEncoder
@@ -363,21 +365,40 @@ def load_renderer(
     )
 
 
-def load_inverse(name: str | Path = COMPACT, *, device: torch.device | str | None = None) -> Inverse:
+def load_inverse(
+    name: str | Path = COMPACT,
+    *,
+    checkpoint: str | Path | None = None,
+    device: torch.device | str | None = None,
+    config: DiffusionConfig | None = None,
+) -> Inverse | DiffusionInverse:
     """Loads an inverse, pictures to G-buffers, by name or from a file.
 
     Args:
-        name: "compact", the model that ships with the package, or the path of a `.safetensors` file.
-        device: where it runs; None takes a GPU when there is one. Numbers are float32 everywhere.
+        name: "compact", the model that ships with the package, "alaya-inverse" or "cosmos-inverse", of 7B parameters,
+            or the path of a `.safetensors` file of Flowshade's.
+        checkpoint: of the 7B ones: the folder of their files or the transformer's file; None looks where `models pull`
+            puts them.
+        device: where it runs; None takes a GPU when there is one. The compact one's numbers are float32 everywhere.
+        config: how a 7B one is run; None runs it as upstream does.
 
     Raises:
         CheckpointError: weights that are missing, or are not an inverse's.
-        FlowshadeError: an unknown device.
+        MissingDependencyError: a package that the 7B ones need is not installed.
+        FlowshadeError: an unknown device, too little memory, or options of the 7B ones with another.
     """
+    if name in DIFFUSION_INVERSES:
+        return load_diffusion_inverse(str(name), checkpoint, device=device, config=config)
+    if checkpoint is not None or config is not None:
+        raise FlowshadeError(
+            f"a checkpoint, steps, chunks and depth codes go with {' or '.join(DIFFUSION_INVERSES)}, and {str(name)!r} "
+            "was asked for; leave them out, or give a file of Flowshade's as the model itself."
+        )
     path = default_inverse_weights() if name in INVERSE_NAMES else Path(name)
     if name not in INVERSE_NAMES and not path.exists() and path.suffix != ".safetensors":
         raise CheckpointError(
-            f"unknown inverse {str(name)!r}; expected {COMPACT!r} or the path of a .safetensors file of Flowshade's."
+            f"unknown inverse {str(name)!r}; expected {COMPACT!r}, {', '.join(map(repr, DIFFUSION_INVERSES))} or the "
+            "path of a .safetensors file of Flowshade's."
         )
     chosen = choose_device(device)
     inverse = load_inverse_file(path, chosen)
@@ -389,12 +410,13 @@ def load_inverse(name: str | Path = COMPACT, *, device: torch.device | str | Non
 def invert(
     video: Footage | str | Path,
     *,
-    inverse: Inverse | None = None,
+    inverse: VideoInverse | None = None,
     fov: float | None = None,
     size: tuple[int, int] | None = None,
     frames: int | None = None,
     window: int = INVERT_WINDOW,
     fps: float | None = None,
+    seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[InvertedWindow]:
     """Estimates the G-buffers of a video, window by window, in constant memory however long it is.
@@ -407,11 +429,12 @@ def invert(
         frames: how many, from the first; None takes all.
         window: frames a window, at least 1. The values do not depend on it.
         fps: rate of pictures, or of a video of variable rate; see `Footage`.
+        seed: of the inverse's noise, if it draws any; None takes its own.
         progress: called after every window with frames done and frames in all.
 
     Yields:
         Windows of [T, C, H, W] float32 buffers in the convention of `flowshade.types`, with the pictures and the
-        confidences. Depth is in metres up to one factor for the whole video.
+        confidences, if the inverse gives any; see `InvertedWindow`.
 
     Raises:
         ClipError: footage that cannot be read, or has fewer frames.
@@ -421,7 +444,7 @@ def invert(
     stop = _check_length(footage, frames)
     if window < 1:
         raise FlowshadeError(f"window is {window} frames; expected 1 or more.")
-    clip = InvertedClip(footage, inverse or load_inverse(), size=size, fov=fov)
+    clip = InvertedClip(footage, inverse or load_inverse(), size=size, fov=fov, frames=stop, seed=seed)
     return _invert(clip, stop, window, progress)
 
 
@@ -455,7 +478,7 @@ def restyle(
     style: str | None = None,
     *,
     renderer: StyledRenderer | None = None,
-    inverse: Inverse | None = None,
+    inverse: VideoInverse | None = None,
     keep: float = 0.0,
     mask: Mask | None = None,
     fov: float | None = None,
@@ -474,7 +497,7 @@ def restyle(
         prompt: what the scene is and how it feels.
         style: a named style, which sets light and weather.
         renderer: the forward model; None loads the compact one. Its stream is taken over, as the inverse's is.
-        inverse: the way back; None loads the compact one.
+        inverse: the way back; None loads the compact one. Its noise, if it draws any, has the same seed.
         keep: share of the original in the result, [0, 1], mixed in display sRGB.
         mask: where the look changes; None = everywhere. Elsewhere the original stays as it is.
         fov: horizontal field of view in degrees, if known.
@@ -493,7 +516,7 @@ def restyle(
         raise FlowshadeError(f"keep is {keep:g}; expected the original's share of the result, 0 to 1.")
     if mask is not None:
         mask.check(stop, footage.size)
-    clip = InvertedClip(footage, inverse or load_inverse(), size=size, fov=fov)
+    clip = InvertedClip(footage, inverse or load_inverse(), size=size, fov=fov, frames=stop, seed=seed)
     windows = (renderer or load_renderer()).stream(
         clip, prompt, style, seed=seed, window=window, frames=stop, progress=progress, timer=timer
     )

@@ -78,6 +78,48 @@ class Reading:
         return values | ({"cameras": str(self.cameras)} if self.cameras is not None else {})
 
 
+@dataclass(frozen=True, kw_only=True)
+class SevenB:
+    """How a 7B inverse is run; by default as upstream runs it."""
+
+    checkpoint: Annotated[
+        Path | None,
+        arg(metavar="PATH", help="Its folder or its transformer's file, instead of what was pulled."),
+    ] = None
+    steps: Annotated[int | None, arg(metavar="N", help="Denoising steps a buffer; by default 15.")] = None
+    chunk: Annotated[int | None, arg(metavar="N", help="Frames at a time, 8 n + 1; by default 57.")] = None
+    overlap: Annotated[
+        int | None, arg(metavar="N", help="Frames that chunks share and are blended over, 8 n + 1; by default 17.")
+    ] = None
+    work_at: Annotated[
+        str | None,
+        arg(metavar="HxW", help="What it works at, multiples of 16; by default 704x1280, or own: the pictures' size."),
+    ] = None
+    depth_code: Annotated[
+        str | None,
+        arg(
+            metavar="CODE",
+            help="What its depth means, which is not published: inverse:METRES or linear:METRES; by default none, and "
+            "the code is kept beside the clip.",
+        ),
+    ] = None
+    offload: Annotated[bool, arg(help="Keep networks in host memory and bring each to the GPU for its turn.")] = False
+
+    def config(self) -> Any:
+        """As `DiffusionConfig`; None if nothing was given."""
+        from flowshade.inverse.diffusion import DiffusionConfig, parse_depth
+
+        given = {name: getattr(self, name) for name in ("steps", "chunk", "overlap") if getattr(self, name) is not None}
+        if self.work_at is not None:
+            given["size"] = None if self.work_at == "own" else _parse_size(self.work_at)
+        if self.depth_code is not None:
+            given["depth"], given["depth_scale"] = parse_depth(self.depth_code)
+        if self.offload:
+            given["offload"] = True
+        return DiffusionConfig(**given) if given else None
+
+
+PLAIN_7B = SevenB()
 Checkpoint = Annotated[
     Path | None,
     arg(metavar="PATH", help="Of a named model: its folder or its transformer's file, instead of what was pulled."),
@@ -95,7 +137,10 @@ Size = Annotated[str | None, arg(metavar="HxW", help="Height and width in pixels
 TextDevice = Annotated[
     str, arg(metavar="NAME", help="Where upstream's text encoder runs, 11.4 GB: auto (with the model), cpu, cuda:N.")
 ]
-InverseModel = Annotated[str, arg(metavar="NAME", help="compact, or the path of an inverse's .safetensors file.")]
+InverseModel = Annotated[
+    str,
+    arg(metavar="NAME", help="compact, alaya-inverse or cosmos-inverse (7B), or an inverse's .safetensors file."),
+]
 Video = Annotated[
     Positional[Path], arg(metavar="VIDEO", help="A video file, a folder of numbered pictures, or one picture.")
 ]
@@ -122,7 +167,11 @@ def main(args: Sequence[str] | None = None) -> int:
     except (RuntimeError, MemoryError) as error:
         if os.environ.get("FLOWSHADE_DEBUG") == "1" or not _is_out_of_memory(error):
             raise
-        print("flowshade: out of memory; give a smaller --size or a shorter --window, or free memory.", file=sys.stderr)
+        print(
+            "flowshade: out of memory; give a smaller --size, a shorter --window or --chunk or --offload where the "
+            "command has them, or free memory.",
+            file=sys.stderr,
+        )
         return 2
     return 0
 
@@ -320,8 +369,12 @@ def invert(
         bool, arg(help="Also write CLIP.confidence: how sure the model is of each channel, 16-bit PNG files.")
     ] = False,
     model: InverseModel = "compact",
+    seed: Annotated[int | None, arg(metavar="N", help="Of the noise that a 7B inverse begins from; by default 0.")] = (
+        None
+    ),
     device: Device = "auto",
     overwrite: Annotated[bool, arg(help="Replace what is written if it exists.")] = False,
+    seven_b: Annotated[SevenB, OmitArgPrefixes] = PLAIN_7B,
 ) -> None:
     """Estimate the G-buffers of a video: albedo, normal, depth (up to one scale), roughness, metallic."""
     from flowshade import videos
@@ -329,10 +382,10 @@ def invert(
 
     job = videos.InvertJob(
         video=video, output=output, format=to, size=None if size is None else _parse_size(size), frames=frames, fps=fps,
-        fov=fov, compare=compare, confidence=confidence, overwrite=overwrite,
+        fov=fov, compare=compare, confidence=confidence, seed=seed, overwrite=overwrite,
     )  # fmt: skip
-    videos.check_invert(job)  # before the model is loaded
-    inverse = load_inverse(model, device=device)
+    videos.check_invert(job, model)  # before the model is loaded
+    inverse = load_inverse(model, checkpoint=seven_b.checkpoint, device=device, config=seven_b.config())
     with _progress("inverting") as progress:
         done = videos.invert_to_files(job, inverse, progress)
     for name, path in done.files.items():
@@ -383,6 +436,7 @@ def restyle(
     styles: StylesFile = None,
     device: Device = "auto",
     compare: Annotated[bool, arg(help="Also write OUT.compare.mp4: original and result side by side.")] = False,
+    seven_b: Annotated[SevenB, arg(name="inverse")] = PLAIN_7B,
 ) -> None:
     """Give a video another look; rate, size and sound stay. Writes OUT.json beside it."""
     from flowshade import videos
@@ -396,7 +450,7 @@ def restyle(
     )  # fmt: skip
     videos.check_restyle(job)  # before the models are loaded
     renderer = load_renderer(model, checkpoint=checkpoint, device=device, steps=steps, styles=styles)
-    back = load_inverse(inverse, device=device)
+    back = load_inverse(inverse, checkpoint=seven_b.checkpoint, device=device, config=seven_b.config())
     with _progress("restyling") as progress:
         outcome = videos.restyle_to_files(job, renderer, back, progress, _warn)
     for name, path in outcome.files.items():
@@ -945,7 +999,11 @@ def train(
         Path | None, arg(metavar="DIR", help="Captions and looks from `train captions`; by default made here.")
     ] = None,
     start: Annotated[
-        Path | None, arg(metavar="FILE", help="A run's checkpoint.safetensors, whose averaged weights to begin from.")
+        Path | None,
+        arg(
+            metavar="FILE",
+            help="What to begin from: a run's checkpoint.safetensors (its averages), or weights such as the package's.",
+        ),
     ] = None,
     seed: Annotated[int, arg(metavar="N", help="Of weights, worlds and batches.")] = 0,
     scale_time: Annotated[float, arg(metavar="X", help="Multiplies the time limit of every stage.")] = 1.0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from flowshade.errors import FlowshadeError
@@ -26,3 +28,12 @@ def choose_device(device: torch.device | str | None) -> torch.device:
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise FlowshadeError(f"device {device!r} was asked for, but there are {torch.cuda.device_count()} CUDA GPUs.")
     return chosen
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can be had on a device; of a CPU on Linux only, else None."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    listing = Path("/proc/meminfo")
+    lines = listing.read_text().splitlines() if listing.is_file() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)

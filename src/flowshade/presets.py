@@ -58,15 +58,16 @@ def debug_picture_encoder() -> PictureEncoderConfig:
 
 
 def compact_inverse() -> InverseConfig:
-    """The inverse that ships: about 2.7M parameters."""
-    return InverseConfig()
+    """The inverse that ships: about 2.7M parameters. Weights from before `refined` begin it where they were."""
+    return InverseConfig(refined=True)
 
 
 def debug_inverse() -> InverseConfig:
     """The inverse's shape at a size that trains in seconds."""
     return InverseConfig(
-        name="debug-inverse", half=8, quarter=12, eighth=16, kept=8, heads=2, head_dim=16, rope_dims=(4, 6, 6), layers=2
-    )
+        name="debug-inverse", half=8, quarter=12, eighth=16, kept=8, heads=2, head_dim=16, rope_dims=(4, 6, 6),
+        layers=2, refined=True,
+    )  # fmt: skip
 
 
 def debug_training() -> TrainConfig:
@@ -129,7 +130,10 @@ def debug_inverse_training() -> TrainConfig:
 
 
 def compact_inverse_training() -> TrainConfig:
-    """The inverse that ships, in about twenty minutes; clips are traced first, or by a second GPU if there is one."""
+    """The inverse that ships, in about twenty minutes; clips are traced first, or by a second GPU if there is one.
+
+    Meant to go on from the shipped weights: `--start src/flowshade/weights/compact-inverse.safetensors`.
+    """
     return TrainConfig(
         name="compact-inverse",
         models=InverseModelsConfig(inverse=compact_inverse()),
@@ -141,11 +145,11 @@ def compact_inverse_training() -> TrainConfig:
                 batch=16,
                 latents=6,
                 windows=(1, 2),
-                learning_rate=1e-3,
+                learning_rate=7e-4,
                 switch=0.0,
             ),
         ),
-        clips=ClipSpec(kinds=("street", "hills", "yard", "rooms", "harbour"), path_traced=0.35, paths=8),
+        clips=ClipSpec(kinds=("street", "hills", "yard", "rooms", "harbour"), path_traced=0.1, paths=8),
         capacity=600,
         first_clips=48,
         first_seconds=100,

@@ -13,8 +13,10 @@ from typing import Any, get_args
 
 import torch
 from einops import rearrange
+from torch import Tensor
 
 from flowshade.api import INVERT_WINDOW, StyledRenderer, restyle
+from flowshade.checkpoints.inverse import DIFFUSION_INVERSES
 from flowshade.errors import FlowshadeError
 from flowshade.gbuffer.io import VideoWriter, open_clip
 from flowshade.gbuffer.io.errors import ClipError
@@ -25,7 +27,8 @@ from flowshade.gbuffer.io.masks import InstanceMask, Mask, PictureMask
 from flowshade.gbuffer.io.outputs import check_apart, check_file, check_folder, temporary_beside, writing
 from flowshade.gbuffer.io.pictures import write_png
 from flowshade.gbuffer.io.writers import SINKS, Conversion, OutputFormat, SideBySideSink, Sink
-from flowshade.inverse.stream import Inverse
+from flowshade.inverse.diffusion import DiffusionInverse
+from flowshade.inverse.stream import TOLERANCES, VideoInverse
 from flowshade.inversion import InvertedClip, InvertedWindow, focal_of
 from flowshade.provenance import versions
 from flowshade.report import Outcome, check_record, write_text
@@ -33,10 +36,11 @@ from flowshade.timing import StageTimer
 
 Progress = Callable[[int, int], None]
 Warn = Callable[[str], None]
-CONFIDENCE_TOP = 65535
-"""What means certain in a 16-bit picture of confidences."""
+TOP = 65535
+"""What means 1 in a 16-bit picture."""
 CONFIDENCE_FILE = "confidence.json"
-"""Says what a folder of confidences holds, and shows that Flowshade wrote it."""
+DEPTH_FILE = "depth-code.json"
+"""Say what a folder of confidences or of a relative depth's code holds, and show that Flowshade wrote it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +56,18 @@ class InvertJob:
     fov: float | None = None
     compare: Path | None = None
     confidence: bool = False
+    seed: int | None = None
     overwrite: bool = False
 
     @property
     def confidence_folder(self) -> Path:
         """Beside the clip, under its name."""
         return self.output.with_name(f"{self.output.name}.confidence")
+
+    @property
+    def depth_folder(self) -> Path:
+        """The same, for the code of a depth that is relative and so has no place in a clip."""
+        return self.output.with_name(f"{self.output.name}.depth-code")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,28 +81,58 @@ class Inversion:
     """From the first frame read to the last file closed."""
 
 
-def check_invert(job: InvertJob) -> None:
-    """Raises FlowshadeError for what would fail after the first frame, or leave files behind."""
+def check_invert(job: InvertJob, model: str | None = None) -> None:
+    """Raises FlowshadeError for what would fail after the first frame, or leave files behind.
+
+    `model` is the name of an inverse that is not loaded yet; None checks what does not depend on it.
+    """
+    if job.confidence and model in DIFFUSION_INVERSES:
+        raise _unsure(str(model))
     if job.format not in get_args(OutputFormat):
         raise ClipError(f"format {job.format!r} is unknown; expected one of {', '.join(get_args(OutputFormat))}.")
     outputs = [("the output", job.output)]
     if job.compare is not None:
         check_file(job.compare, ".mp4", "the comparison")
         outputs.append(("the comparison", job.compare))
-    if job.confidence:
-        check_folder(job.confidence_folder, "the confidences' folder")
-        outputs.append(("the confidences' folder", job.confidence_folder))
     for what, path in outputs:
-        check_apart(path, job.video, what)
-        if path.exists() and not job.overwrite:
-            raise ClipError(
-                f"{what} {path} exists already; expected a free name. Give another, or --overwrite (overwrite=True)."
-            )
-    if job.confidence and job.confidence_folder.exists() and not (job.confidence_folder / CONFIDENCE_FILE).is_file():
-        raise ClipError(
-            f"{job.confidence_folder} was not written by Flowshade, so it is not overwritten; give another output."
-        )
+        _check_free(job, what, path)
+    if job.confidence:
+        _check_beside(job, "the confidences' folder", job.confidence_folder, CONFIDENCE_FILE)
     _check_numbers(job.size, job.fps, job.fov)
+
+
+def _check_free(job: InvertJob, what: str, path: Path) -> None:
+    check_apart(path, job.video, what)
+    if path.exists() and not job.overwrite:
+        raise ClipError(
+            f"{what} {path} exists already; expected a free name. Give another, or --overwrite (overwrite=True)."
+        )
+
+
+def _check_beside(job: InvertJob, what: str, folder: Path, file: str) -> None:
+    check_folder(folder, what)
+    _check_free(job, what, folder)
+    if folder.exists() and not (folder / file).is_file():
+        raise ClipError(f"{folder} was not written by Flowshade, so it is not overwritten; give another output.")
+
+
+def check_inverse(job: InvertJob, inverse: VideoInverse) -> None:
+    """Raises FlowshadeError for what a job asks of an inverse that cannot give it."""
+    if job.confidence and not inverse.confident:
+        raise _unsure(inverse.name)
+    if _keeps_depth_code(inverse):
+        _check_beside(job, "the depth code's folder", job.depth_folder, DEPTH_FILE)
+
+
+def _unsure(model: str) -> FlowshadeError:
+    return FlowshadeError(
+        f"--confidence was asked for, and {model} does not say how sure it is; leave it out, or use compact."
+    )
+
+
+def _keeps_depth_code(inverse: VideoInverse) -> bool:
+    """Whether depth comes as a code alone."""
+    return "depth" in inverse.codes and "depth" not in inverse.channels
 
 
 def _check_numbers(size: tuple[int, int] | None, fps: float | None, fov: float | None) -> None:
@@ -103,7 +143,7 @@ def _check_numbers(size: tuple[int, int] | None, fps: float | None, fov: float |
     focal_of(fov)
 
 
-def invert_to_files(job: InvertJob, inverse: Inverse, progress: Progress | None = None) -> Inversion:
+def invert_to_files(job: InvertJob, inverse: VideoInverse, progress: Progress | None = None) -> Inversion:
     """Estimates a video's G-buffers and writes them, in constant memory; every file appears whole or not at all.
 
     Args:
@@ -115,30 +155,53 @@ def invert_to_files(job: InvertJob, inverse: Inverse, progress: Progress | None 
         FlowshadeError: anything the user can mend: the video, the outputs, a number.
     """
     check_invert(job)
+    check_inverse(job, inverse)
     began = time.perf_counter()
     with Footage(job.video, fps=job.fps) as footage:
-        clip = InvertedClip(footage, inverse, size=job.size, fov=job.fov)
-        _, stop = clip.bounds(0, job.frames)
+        clip = InvertedClip(footage, inverse, size=job.size, fov=job.fov, frames=job.frames, seed=job.seed)
         with ExitStack() as outputs:
             sinks = _sinks(job, clip)
             for sink in sinks:
                 outputs.enter_context(sink)
-            confidences = _Confidences(job, inverse) if job.confidence else None
-            if confidences is not None:
-                outputs.enter_context(confidences)
-            for first in range(0, stop, INVERT_WINDOW):
-                window = clip.estimate(first, min(first + INVERT_WINDOW, stop))
+            beside = {what: outputs.enter_context(folder) for what, folder in _folders_beside(job, inverse).items()}
+            progress = None if progress is None else _InChunks(clip, inverse, progress)
+            for first in range(0, len(clip), INVERT_WINDOW):
+                window = clip.estimate(first, min(first + INVERT_WINDOW, len(clip)))
                 for sink in sinks:
                     with writing(sink.path):
                         sink.append(window.gbuffer, window.frames.rgb)
-                if confidences is not None:
-                    confidences.append(window)
+                for folder in beside.values():
+                    folder.append(window)
                 if progress is not None:
-                    progress(first + window.frames.frames, stop)
+                    progress(window.stop, len(clip))
     files = {"clip": job.output}
     files |= {} if job.compare is None else {"side by side": job.compare}
-    files |= {"confidence": job.confidence_folder} if job.confidence else {}
+    files |= {what: folder.path for what, folder in beside.items()}
     return Inversion(clip=sinks[0].result(), files=files, seconds=time.perf_counter() - began)
+
+
+class _InChunks:
+    """Progress in frames that also moves while an inverse works at a chunk, and never back.
+
+    Args:
+        clip: what is read.
+        inverse: what it is read with.
+        progress: called with frames done and in all.
+    """
+
+    def __init__(self, clip: InvertedClip, inverse: VideoInverse, progress: Progress) -> None:
+        self._clip, self._progress, self._shown = clip, progress, 0
+        if isinstance(inverse, DiffusionInverse) and inverse.progress is None:
+            self._given = inverse.config.chunk - inverse.config.overlap
+            inverse.progress = self._evaluated
+
+    def _evaluated(self, done: int, total: int) -> None:
+        given = min(self._given, len(self._clip) - self._clip.made)
+        self(self._clip.made + given * done // total, len(self._clip))
+
+    def __call__(self, done: int, total: int) -> None:
+        self._shown = max(self._shown, done)
+        self._progress(self._shown, total)
 
 
 def _sinks(job: InvertJob, clip: InvertedClip) -> list[Sink]:
@@ -152,44 +215,68 @@ def _sinks(job: InvertJob, clip: InvertedClip) -> list[Sink]:
     return sinks
 
 
-class _Confidences:
-    """A folder of 16-bit pictures, one a channel and frame: 65535 times the confidence."""
+def _folders_beside(job: InvertJob, inverse: VideoInverse) -> dict[str, _PictureFolder]:
+    """What goes beside the clip, since it holds neither."""
+    about = {"model": inverse.name, "fingerprint": inverse.fingerprint}
+    folders = {}
+    if job.confidence:
+        values = f"probability of an error within the tolerance, times {TOP}"
+        folders["confidence"] = _PictureFolder(
+            job.confidence_folder,
+            CONFIDENCE_FILE,
+            {**about, "values": values, "tolerances": TOLERANCES},
+            lambda window: window.confidence,
+        )
+    if _keeps_depth_code(inverse):
+        values = f"the network's depth, [0, 1], times {TOP}: relative; neither scale nor direction is published"
+        folders["depth code"] = _PictureFolder(
+            job.depth_folder,
+            DEPTH_FILE,
+            {**about, "values": values},
+            lambda window: {"depth": window.codes["depth"].mean(1, keepdim=True)},
+        )
+    return folders
 
-    def __init__(self, job: InvertJob, inverse: Inverse) -> None:
-        self._path, self._inverse = job.confidence_folder, inverse
-        self._temporary = temporary_beside(self._path)
+
+class _PictureFolder:
+    """A folder of 16-bit pictures, one a name and frame: 65535 times a value in [0, 1]. It appears whole or not at all.
+
+    Args:
+        path: the folder.
+        file: the name of the JSON file in it that says what it holds.
+        about: what that says, besides the number of frames.
+        values: takes a window's [T, 1, H, W] values by name.
+    """
+
+    def __init__(
+        self, path: Path, file: str, about: dict[str, Any], values: Callable[[InvertedWindow], dict[str, Tensor]]
+    ) -> None:
+        self.path, self._file, self._about, self._values = path, file, about, values
+        self._temporary = temporary_beside(self.path)
         self._frames = 0
         shutil.rmtree(self._temporary, ignore_errors=True)
 
     def append(self, window: InvertedWindow) -> None:
-        with writing(self._path):
-            for name, values in window.confidence.items():
+        with writing(self.path):
+            for name, values in self._values(window).items():
                 (self._temporary / name).mkdir(parents=True, exist_ok=True)
-                pictures = (values[:, 0] * CONFIDENCE_TOP).round().to(torch.uint16).numpy()
+                pictures = (values[:, 0] * TOP).round().to(torch.uint16).numpy()
                 for index, picture in enumerate(pictures):
                     write_png(self._temporary / name / f"{self._frames + index + 1:06d}.png", picture)
         self._frames += window.frames.frames
 
     def _finish(self) -> None:
-        from flowshade.inverse.stream import TOLERANCES
+        text = json.dumps({"frames": self._frames, **self._about}, indent=1) + "\n"
+        (self._temporary / self._file).write_text(text, encoding="utf-8")
+        move_into_place(self._temporary, self.path)
 
-        about = {
-            "frames": self._frames,
-            "model": self._inverse.config.name,
-            "fingerprint": self._inverse.fingerprint,
-            "values": f"probability of an error within the tolerance, times {CONFIDENCE_TOP}",
-            "tolerances": TOLERANCES,
-        }
-        (self._temporary / CONFIDENCE_FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-        move_into_place(self._temporary, self._path)
-
-    def __enter__(self) -> _Confidences:
+    def __enter__(self) -> _PictureFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         try:
             if kind is None:
-                with writing(self._path):
+                with writing(self.path):
                     self._finish()
         finally:
             shutil.rmtree(self._temporary, ignore_errors=True)
@@ -244,7 +331,7 @@ def check_restyle(job: RestyleJob) -> None:
 def restyle_to_files(
     job: RestyleJob,
     renderer: StyledRenderer,
-    inverse: Inverse,
+    inverse: VideoInverse,
     progress: Progress | None = None,
     warn: Warn | None = None,
 ) -> Outcome:
@@ -271,7 +358,9 @@ def restyle_to_files(
             size=job.size, frames=job.frames, seed=job.seed, window=job.window, progress=progress, timer=timer,
         )  # fmt: skip
         height, width = footage.size
-        sound = job.video if footage.is_video else None
+        sound = job.video if footage.is_video and not footage.retimed else None
+        if footage.retimed and warn is not None:
+            warn(f"{job.video} plays at another rate now; its sound, if it has any, is left out.")
         video = stack.enter_context(VideoWriter(job.output, fps=footage.fps, size=footage.size, sound=sound))
         compare = None
         if job.compare:
@@ -302,7 +391,7 @@ def _open_mask(job: RestyleJob, stack: ExitStack) -> Mask | None:
 
 
 def _record(
-    job: RestyleJob, renderer: StyledRenderer, inverse: Inverse, footage: Footage, frames: int, seconds: float
+    job: RestyleJob, renderer: StyledRenderer, inverse: VideoInverse, footage: Footage, frames: int, seconds: float
 ) -> dict[str, Any]:
     """What the JSON beside a video says: enough to make it again."""
     return {
@@ -323,7 +412,7 @@ def _record(
         "fov": job.fov,
         "fps": footage.fps,
         "model": {"name": renderer.name, "fingerprint": renderer.fingerprint},
-        "inverse": {"name": inverse.config.name, "fingerprint": inverse.fingerprint},
+        "inverse": {"name": inverse.name, **inverse.about()},
         "device": str(renderer.device),
         "versions": versions(),
         "seconds": round(seconds, 3),

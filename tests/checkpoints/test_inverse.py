@@ -233,3 +233,16 @@ def test_a_check_leaves_out_what_is_dropped(released) -> None:
     part = small_inverse().part("transformer")
     theirs = {cosmos_name(name): value for name, value in states["transformer"].items()}
     assert check_part(part, folder / DIT).fingerprint == keys_md5(theirs)
+
+
+def test_doctor_says_whether_the_weights_fit(released, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = released
+
+    def room() -> list[tuple[str, str]]:
+        return [(item.level, item.text) for item in diagnose(small_inverse(), folder) if item.what == "room"]
+
+    ((level, text),) = room()
+    assert level == "good" and "its weights fit on" in text
+    monkeypatch.setattr("flowshade.checkpoints.inverse.free_memory", lambda device: 1000)
+    ((level, text),) = room()
+    assert level == "note" and "GiB free" in text

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
 import torch
 
-from flowshade.evaluation.content import buffer_edges, edge_auc, edge_precision
-from flowshade.types import GBuffer
+from flowshade.evaluation.content import buffer_edges, edge_auc, edge_precision, reestimated_normal_error
+from flowshade.inverse.stream import Inverted
+from flowshade.types import Frames, GBuffer
 
 
 def box(value: float = 1.0, columns: int = 2, size: int = 48) -> torch.Tensor:
@@ -53,3 +59,26 @@ def test_a_flat_picture_shows_no_edge_and_an_edge_elsewhere_is_wrong() -> None:
 def test_frames_without_edges_have_no_score() -> None:
     edges = torch.zeros(2, 1, 48, 48, dtype=torch.bool)
     assert edge_precision(box(), edges).isnan().all() and edge_auc(box(), edges).isnan().all()
+
+
+class Told:
+    """An inverse that gives the same normals whatever it sees, in runs as they come."""
+
+    def __init__(self, normal: torch.Tensor) -> None:
+        self.normal = normal
+
+    def invert(self, windows: Iterable[Frames]) -> Iterator[Inverted]:
+        for frames in windows:
+            normal = self.normal[None, :, None, None].expand(frames.frames, -1, *frames.rgb.shape[-2:])
+            yield Inverted(gbuffer=GBuffer(normal=normal.clone()), confidence={})
+
+
+def test_the_error_of_normals_read_back_is_their_angle_on_surfaces() -> None:
+    normal = torch.zeros(5, 3, 8, 8)
+    normal[:, 2, 4:] = 1  # the upper half is sky
+    angle = math.radians(25)
+    told: Any = Told(torch.tensor([0.0, math.sin(angle), math.cos(angle)]))
+    clip, pictures = GBuffer(normal=normal), torch.rand(5, 3, 8, 8)
+    assert reestimated_normal_error(pictures, clip, told) == pytest.approx(25, abs=0.01)
+    assert math.isnan(reestimated_normal_error(pictures, GBuffer(depth=torch.ones(5, 1, 8, 8)), told))
+    assert math.isnan(reestimated_normal_error(pictures, GBuffer(normal=torch.zeros(5, 3, 8, 8)), told))

@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from flowshade.color import linear_to_srgb, srgb_to_linear
 from flowshade.evaluation.inverse import (
     ConstantBuffers,
+    albedo_distances,
     albedo_errors,
+    chunk_agreement,
     depth_errors,
     evaluate_inverse,
     flicker,
@@ -22,14 +25,16 @@ from flowshade.evaluation.inverse import (
     score_buffers,
     score_clips,
     summarise,
-    warp,
     warping_errors,
 )
+from flowshade.evaluation.perceptual import lpips
 from flowshade.evaluation.worlds import WorldSuite
 from flowshade.gbuffer.io import write_clip
 from flowshade.inverse.stream import Inverse
+from flowshade.nn.warp import warp
 from flowshade.presets import debug_inverse
 from flowshade.types import GBuffer
+from tests.evaluation.test_perceptual import counting_trunk
 
 EVERYWHERE = torch.ones(2, 1, 8, 8, dtype=torch.bool)
 
@@ -86,6 +91,56 @@ def test_albedo_is_scored_as_it_is_and_after_one_factor_in_both_spaces():
     error = (0.5 * albedo).square().flatten(1).mean(1)
     assert math.isclose(scores["albedo_psnr_linear"], (-10 * error.log10()).mean().item(), rel_tol=1e-4)
     assert scores["albedo_si_psnr_srgb"] > scores["albedo_psnr_srgb"]
+
+
+def test_the_distance_of_albedo_sees_no_sky_and_names_its_space():
+    albedo = torch.rand(2, 3, 64, 64) * 0.6 + 0.2
+    surface = torch.ones(2, 1, 64, 64, dtype=torch.bool)
+    surface[:, :, :20] = False
+    trunk = counting_trunk()
+    other = albedo.clone()
+    other[:, :, :20] = 0.9
+    same = albedo_distances(other, albedo, surface, trunk)
+    assert same == {"albedo_lpips_srgb": 0, "albedo_lpips_linear": 0}
+    tinted = albedo * torch.tensor([1.0, 0.4, 1.0])[:, None, None]
+    scores = albedo_distances(tinted, albedo, surface, trunk)
+    expected = lpips(linear_to_srgb(tinted * surface), linear_to_srgb(albedo * surface), trunk).mean().item()
+    assert scores["albedo_lpips_srgb"] == pytest.approx(expected) and expected > 0
+    assert scores["albedo_lpips_linear"] != scores["albedo_lpips_srgb"]
+    assert albedo_distances(albedo[..., :31], albedo[..., :31], surface[..., :31], trunk) == {}
+    assert "albedo_lpips_srgb" not in score_buffers(clip(), clip(), trunk)  # which is small
+
+
+def test_shares_of_angles_count_what_is_below_each_limit():
+    reference = torch.zeros(1, 3, 1, 4)
+    reference[:, 2] = 1
+    angles = torch.tensor([10.0, 20.0, 25.0, 60.0]).deg2rad()
+    tilted = torch.stack([angles.sin(), torch.zeros(4), angles.cos()])[None, :, None]
+    scores = normal_errors(tilted, reference, torch.ones(1, 1, 1, 4, dtype=torch.bool))
+    assert (scores["normal_11.25"], scores["normal_22.5"], scores["normal_30.0"]) == (0.25, 0.5, 0.75)
+    assert math.isclose(scores["normal_mean"], 28.75, abs_tol=1e-2)
+    assert math.isclose(scores["normal_median"], 20, abs_tol=1e-2)
+
+
+def test_chunks_agree_or_differ_by_known_amounts():
+    one = clip()
+    one = one.replace(albedo=0.5 * one.channels()["albedo"])
+    surface = torch.isfinite(one.channels()["depth"])
+    assert all(value < 0.05 for value in chunk_agreement(one, one, surface).values())
+    channels = one.channels()
+    two = one.replace(
+        depth=channels["depth"] * 1.5,
+        roughness=channels["roughness"] + 0.25,
+        albedo=srgb_to_linear(linear_to_srgb(channels["albedo"]) + 0.1),
+        normal=-channels["normal"],
+    )
+    scores = chunk_agreement(one, two, surface)
+    assert math.isclose(scores["chunk_depth"], math.log(1.5), rel_tol=1e-4)
+    assert math.isclose(scores["chunk_roughness"], 0.25, rel_tol=1e-4)
+    assert math.isclose(scores["chunk_albedo"], 0.1, rel_tol=1e-3)
+    assert math.isclose(scores["chunk_normal"], 180, abs_tol=0.1) and scores["chunk_metallic"] == 0
+    missed = two.replace(depth=torch.full_like(channels["depth"], float("inf")))
+    assert math.isnan(chunk_agreement(one, missed, surface)["chunk_depth"])
 
 
 def test_materials_and_flicker():
@@ -238,4 +293,4 @@ def test_a_clip_from_disk_is_scored_as_a_world_is(tmp_path):
     )
     assert [row["method"] for row in table] == ["constant", "one picture", "stream"]
     assert "warp_ratio" not in table[2]  # it has no motion
-    assert markdown_table(table).splitlines()[-1].endswith("| - |")
+    assert markdown_table(table).splitlines()[-1].split("|")[-4] == " - "

@@ -52,6 +52,9 @@ def test_every_method_is_a_row_and_numbers_exist(finished: Path) -> None:
     model = results["methods"]["debug, 2 steps"]
     assert 0 < model["psnr"] < 40 and 0 <= model["edge_auc"] <= 1 and model["warping_error"] > 0
     assert results["methods"]["reference"]["psnr"] is None
+    best = results["methods"]["reference"]["normal_reestimated"]
+    assert model["normal_lost"] == pytest.approx(model["normal_reestimated"] - best, abs=1e-6) and best > 0
+    assert len(results["settings"]["inverse"]) == 64
     assert len(results["rows"]) == 2 * 2 * 4
     assert results["motion"] == ["exact"]
     assert results["runtime"]["windows"] == 4 and results["runtime"]["peak_mib"] > 0

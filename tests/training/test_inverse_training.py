@@ -10,10 +10,26 @@ import pytest
 import torch
 
 from flowshade.codec.encoding import EncodingProfile, encode_buffers
+from flowshade.errors import CheckpointError
+from flowshade.gbuffer.rollout import rollout
+from flowshade.gbuffer.trace import Tracer
 from flowshade.inverse.network import Estimate, InverseNetwork
-from flowshade.presets import debug_inverse
-from flowshade.training.inverse import Targets, _crop, focal_of, inverse_loss, targets_of
-from flowshade.types import Camera, GBuffer
+from flowshade.presets import debug_inverse, debug_training
+from flowshade.training.inverse import (
+    InverseModelsConfig,
+    Motion,
+    Targets,
+    _crop,
+    _mirrored,
+    focal_of,
+    inverse_loss,
+    still_motion,
+    targets_of,
+    true_edges,
+)
+from flowshade.training.start import begin_from, load_start
+from flowshade.types import CORE_CHANNELS, Camera, GBuffer
+from flowshade.world import make_world
 
 PROFILE = EncodingProfile()
 
@@ -40,6 +56,37 @@ def true_estimate(targets: Targets) -> Estimate:
     return Estimate(**values, error=error, sky=sky)
 
 
+def test_a_run_begins_from_weights_that_lack_what_begins_as_nothing(tmp_path):
+    torch.manual_seed(0)
+    old = InverseModelsConfig(inverse=dataclasses.replace(debug_inverse(), refined=False)).build()
+    old.save(tmp_path / "old.safetensors", dtype=torch.float32)
+    models = InverseModelsConfig(inverse=debug_inverse()).build()
+    state = load_start(tmp_path / "old.safetensors")
+    fresh = begin_from(models, state, what="old", stage="inverse")
+    assert fresh and all("smooth" in name or "propagation" in name for name in fresh)
+    for name, value in old.state_dict().items():
+        assert torch.equal(models.state_dict()[name], value)
+    del state["inverse.network.merge.weight"]
+    with pytest.raises(CheckpointError, match="merge.weight"):
+        begin_from(models, state, what="old", stage="inverse")
+    with pytest.raises(CheckpointError, match="unknown 1"):
+        begin_from(models, {**models.state_dict(), "more": torch.zeros(1)}, what="old", stage="inverse")
+
+
+def test_a_renderer_s_weights_begin_a_run_whose_first_stage_makes_the_rest(tmp_path, debug_model):
+    models = debug_training().models.build()
+    state = load_start(debug_model)
+    fresh = begin_from(models, state, what="weights", stage="codec")
+    assert fresh and all(name.startswith("picture_encoder.") for name in fresh)
+    with pytest.raises(CheckpointError, match="picture_encoder"):
+        begin_from(models, state, what="weights", stage="rollout")
+    (tmp_path / "x.safetensors").write_bytes(b"no")
+    with pytest.raises(CheckpointError, match="not a readable safetensors file"):
+        load_start(tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match="nothing to begin from"):
+        load_start(tmp_path / "y.safetensors")
+
+
 @pytest.fixture
 def targets() -> Targets:
     torch.manual_seed(0)
@@ -57,6 +104,81 @@ def test_targets_are_the_buffers_in_the_units_of_an_estimate():
     torch.testing.assert_close(targets.roughness[0], clip.roughness, atol=1e-5, rtol=0)
 
 
+def traced(frames: int = 5) -> tuple[GBuffer, Targets]:
+    world = make_world("street", 3, fps=12.0)
+    tracer = Tracer(
+        world.model, size=(64, 96), device="cpu", samples=1, channels=(*CORE_CHANNELS, "motion", "instance")
+    )
+    clip = GBuffer.cat([frame.gbuffer for frame in rollout(world, tracer, frames=frames, looks=[], seed=0)])
+    return clip, targets_of(encode_buffers(clip, PROFILE, torch.eye(3)).values, PROFILE)
+
+
+def test_motion_from_depth_and_cameras_is_the_tracer_s_where_it_is_seen():
+    clip, targets = traced()
+    assert clip.motion is not None and clip.camera is not None
+    motion = still_motion(targets, clip.camera, 1)
+    assert not motion.seen[:, 0].any() and motion.seen[:, 1:].float().mean() > 0.4
+    difference = (motion.vectors[0] - clip.motion).abs().amax(1, keepdim=True)[motion.seen[0]]
+    assert clip.motion[1:].abs().mean() > 0.3
+    assert difference.quantile(0.98) < 0.05  # the rest moves by itself, in front of its like
+    with torch.autocast("cpu", torch.bfloat16):  # as the trainer calls it on a GPU
+        assert torch.equal(still_motion(targets, clip.camera, 1).vectors, motion.vectors)
+
+
+def test_errors_that_stay_along_the_motion_are_not_flicker():
+    clip, targets = traced()
+    assert clip.camera is not None
+    motion = still_motion(targets, clip.camera, 1)
+    perfect = true_estimate(targets)
+    scaled = dataclasses.replace(perfect, depth=perfect.depth + 0.3, roughness=perfect.roughness + 0.1)
+    values = inverse_loss(scaled, targets, None, motion)[1]
+    assert values["along"] < 1e-5 and values["drift"] < 1e-5
+    growing = 0.1 * torch.arange(5)[None, :, None, None, None]
+    restless = dataclasses.replace(perfect, roughness=perfect.roughness + growing)
+    assert math.isclose(inverse_loss(restless, targets, None, motion)[1]["along"].item(), 0.1, rel_tol=1e-3)
+    drifting = dataclasses.replace(perfect, depth=perfect.depth + growing)
+    assert math.isclose(inverse_loss(drifting, targets, None, motion)[1]["drift"].item(), 0.1, rel_tol=1e-3)
+    part = [type(v)(**{k: x[:, :1] for k, x in vars(v).items()}) for v in (perfect, targets)]
+    rest = [type(v)(**{k: x[:, 1:2] for k, x in vars(v).items()}) for v in (restless, targets)]
+    moved = Motion(vectors=motion.vectors[:, 1:2], seen=motion.seen[:, 1:2])
+    values = inverse_loss(*rest, tuple(part), moved)[1]  # pyright: ignore[reportArgumentType]
+    assert math.isclose(values["along"].item(), 0.1, rel_tol=1e-3)
+
+
+def test_mirrored_motion_points_the_other_way():
+    motion = Motion(vectors=torch.randn(2, 3, 2, 4, 6), seen=torch.rand(2, 3, 1, 4, 6) > 0.5)
+    mirrored = _mirrored(motion, torch.tensor([True, False]))
+    assert torch.equal(mirrored.vectors[1], motion.vectors[1]) and torch.equal(mirrored.seen[1], motion.seen[1])
+    assert torch.equal(mirrored.vectors[0, :, 0], -motion.vectors[0, :, 0].flip(-1))
+    assert torch.equal(mirrored.vectors[0, :, 1], motion.vectors[0, :, 1].flip(-1))
+    assert torch.equal(mirrored.seen[0], motion.seen[0].flip(-1))
+
+
+def test_blurred_edges_a_grid_and_a_wrong_outline_are_felt():
+    targets = Targets(
+        albedo=torch.zeros(1, 1, 3, 16, 32),
+        normal=torch.tensor([0.0, 0.0, 1.0])[:, None, None].expand(1, 1, 3, 16, 32),
+        depth=torch.zeros(1, 1, 1, 16, 32),
+        roughness=(torch.arange(32) >= 16).float().expand(1, 1, 1, 16, 32),
+        metallic=torch.zeros(1, 1, 1, 16, 32),
+        surface=(torch.arange(16) >= 4)[:, None].expand(1, 1, 1, 16, 32),
+    )
+    edges = true_edges(targets)[0, 0, 0]
+    assert edges[10].nonzero().flatten().tolist() == list(range(14, 19))
+    assert edges[:, 0].nonzero().flatten().tolist() == list(range(2, 7))
+    perfect = true_estimate(targets)
+    _, best = inverse_loss(perfect, targets, None)
+    assert best["edges"] < 1e-5 and best["slopes"] < 1e-5 and best["outline"] < 1e-4
+    grid = 0.02 * (torch.arange(32) % 8 < 4).float()
+    _, values = inverse_loss(dataclasses.replace(perfect, roughness=perfect.roughness + grid), targets, None)
+    assert values["slopes"] > 0.004
+    soft = torch.nn.functional.avg_pool1d(targets.roughness[0, 0, 0], 5, 1, 2, count_include_pad=False)
+    _, values = inverse_loss(dataclasses.replace(perfect, roughness=soft[None, None, None]), targets, None)
+    assert values["edges"] > 2.5 * values["roughness"] > 0.05
+    _, values = inverse_loss(dataclasses.replace(perfect, sky=perfect.sky.roll(2, 3)), targets, None)
+    assert 0.2 < values["outline"] < 0.6
+
+
 @pytest.mark.parametrize("focal", [12.0, 24.0, 60.0])
 def test_the_focal_length_is_read_off_the_rays(focal: float):
     planes = encode_buffers(gbuffer(focal=focal), PROFILE, torch.eye(3))
@@ -66,7 +188,7 @@ def test_the_focal_length_is_read_off_the_rays(focal: float):
 def test_the_truth_costs_least_and_each_channel_is_felt(targets: Targets):
     perfect = true_estimate(targets)
     least, values = inverse_loss(perfect, targets, None)
-    assert all(values[name] < 1e-5 for name in ("albedo", "normal", "depth", "roughness", "metallic", "change", "sky"))
+    assert all(values[name] < 1e-5 for name in values.keys() - {"outline", "sure"})
     for name in ("albedo", "roughness", "metallic", "normal"):
         wrong = dataclasses.replace(perfect, **{name: getattr(perfect, name).flip(-1)})
         assert inverse_loss(wrong, targets, None)[0] > least + 0.1

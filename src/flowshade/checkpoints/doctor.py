@@ -14,6 +14,7 @@ import torch
 
 from flowshade.checkpoints.catalogue import COMPACT, COMPACT_INVERSE, FINGERPRINTS, Model, Part
 from flowshade.checkpoints.files import TensorFile
+from flowshade.checkpoints.inverse import DIFFUSION_INVERSES, check_memory, default_dtype
 from flowshade.checkpoints.loading import examine, find_part, missing_sentence, models_folder
 from flowshade.checkpoints.store import (
     default_inverse_weights,
@@ -21,7 +22,8 @@ from flowshade.checkpoints.store import (
     load_inverse_file,
     load_renderer_file,
 )
-from flowshade.errors import CheckpointError
+from flowshade.device import choose_device, free_memory
+from flowshade.errors import CheckpointError, FlowshadeError
 
 OLDEST_TORCH = (2, 11)
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model")
@@ -54,8 +56,21 @@ def diagnose(model: Model | None, folder: Path | None = None) -> Iterator[Findin
         yield Finding("bad", package, text)
     for part in model.parts if not lacking else ():  # without it the files cannot be held against their networks
         yield from _part(model, part, folder)
+    if model.name in DIFFUSION_INVERSES and not lacking:
+        yield _room(model)
     for unknown in model.unknown:
         yield Finding("note", model.name, f"not published: {unknown}")
+
+
+def _room(model: Model) -> Finding:
+    """Whether a 7B inverse's weights fit where they would go."""
+    device = choose_device(None)
+    dtype = default_dtype(device)
+    try:
+        check_memory(model, device, dtype, dtype, offload=False)
+    except FlowshadeError as error:
+        return Finding("note", "room", str(error))
+    return Finding("good", "room", f"its weights fit on {device} in {str(dtype).removeprefix('torch.')}")
 
 
 def _machine(folder: Path | None) -> Iterator[Finding]:
@@ -64,7 +79,7 @@ def _machine(folder: Path | None) -> Iterator[Finding]:
     text = torch.__version__ if good else f"{torch.__version__} is older than 2.11; mend it: pip install -U torch"
     yield Finding("good" if good else "bad", "torch", text)
     yield _gpu()
-    available = _available_memory()
+    available = free_memory(torch.device("cpu"))
     if available is not None:
         yield Finding("good", "memory", f"{available / 2**30:.1f} GiB available")
     place = folder or models_folder()
@@ -83,13 +98,6 @@ def _gpu() -> Finding:
     else:
         text = f"torch has CUDA {torch.version.cuda} but no GPU can be used; look at: nvidia-smi"
     return Finding("note", "GPU", text)
-
-
-def _available_memory() -> int | None:
-    """Bytes, on Linux."""
-    listing = Path("/proc/meminfo")
-    lines = listing.read_text().splitlines() if listing.is_file() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
 
 
 _SHIPPED = {

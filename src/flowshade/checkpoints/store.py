@@ -211,7 +211,7 @@ def keys_md5(state: Mapping[str, Tensor]) -> str:
 def config_from_dict(kind: type[T], values: Mapping[str, Any]) -> T:
     """The inverse of `dataclasses.asdict` after a trip through JSON: nested dataclasses and tuples come back.
 
-    Fields that were added later (`transformer.ADDED_LATER`) may be missing and take their default.
+    Fields that were added later (`nn.fields.ADDED_LATER`) may be missing and take their default.
 
     Raises:
         ValueError: fields that are unknown or missing.

@@ -8,12 +8,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flowshade.color import linear_to_srgb
-from flowshade.types import GBuffer
+from flowshade.inverse.stream import Inverse
+from flowshade.types import Frames, GBuffer
 
 LUMA = (0.2126, 0.7152, 0.0722)
 """Rec. 709 weights of red, green and blue."""
 STEPS = {"albedo": 0.10, "normal": 0.35, "depth": 0.08}
 """Smallest step that counts as an edge: of sRGB albedo, of normals (length of the difference), share of depth."""
+RUN = 4
+"""Pictures that an inverse is given together; any number gives the same."""
 REACH = 2
 """Pixels by which an edge may lie beside its place."""
 
@@ -83,6 +86,23 @@ def _auc(strength: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
     below = torch.searchsorted(ordered, first)  # negatives that are weaker
     upto = torch.searchsorted(ordered, first, right=True)  # and those as strong, which count half
     return ((below + upto).double().mean() / (2 * ordered.numel())).float()
+
+
+@torch.no_grad()
+def reestimated_normal_error(picture: Float[Tensor, "T 3 H W"], clip: GBuffer, inverse: Inverse) -> float:
+    """Mean angle in degrees between a clip's normals and those that an inverse sees in pictures made from it.
+
+    Over surfaces of all frames, streamed. What is kept of the content can be read off the picture again (the cycle of
+    Liang et al. 2025, arXiv 2501.18590). The inverse errs itself, and more in some looks: compare with the same number
+    of reference pictures. nan where the clip has no normals or shows no surface.
+    """
+    if clip.normal is None:
+        return float("nan")
+    runs = inverse.invert(Frames(rgb=run) for run in picture.split(RUN))
+    estimated = torch.cat([part.gbuffer.channels()["normal"] for part in runs]).to(clip.normal.device)
+    surface = clip.normal.norm(dim=1) > 0.5  # [T, H, W]
+    cosine = (F.normalize(estimated, dim=1) * F.normalize(clip.normal, dim=1)).sum(1)[surface]
+    return torch.rad2deg(torch.acos(cosine.clamp(-1, 1))).mean().item() if cosine.numel() else float("nan")
 
 
 def dilate(mask: Bool[Tensor, "T 1 H W"], reach: int = REACH) -> Bool[Tensor, "T 1 H W"]:

@@ -4,8 +4,9 @@
 
 Metrics follow the literature on intrinsic images and monocular geometry: absolute relative error and delta of depth
 after one scale a clip (Eigen et al. 2014, arXiv 1406.2283), angles between normals (Fouhey et al. 2013), PSNR of albedo
-as it is and after one least-squares factor a frame ("si", Grosse et al. 2009), plain errors of roughness and metallic,
-and the warping error between frames (Lai et al. 2018, arXiv 1808.00449) with the reference's exact motion vectors.
+as it is and after one least-squares factor a frame ("si", Grosse et al. 2009), LPIPS of albedo where its trunk is
+installed, plain errors of roughness and metallic, the warping error between frames (Lai et al. 2018, arXiv 1808.00449)
+with the reference's exact motion vectors, and how well runs agree that began at different frames.
 Sky, as the reference has it, counts nowhere but in `sky_iou`; surfaces taken for sky are counted in `missed`.
 """
 
@@ -20,14 +21,17 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from flowshade.checkpoints.store import default_inverse_weights, load_inverse_file
 from flowshade.color import linear_to_srgb
+from flowshade.evaluation.perceptual import Trunk, lpips, trunks
 from flowshade.evaluation.worlds import ReferenceClip, WorldSuite, parked_clips
 from flowshade.gbuffer.io import open_clip
 from flowshade.gbuffer.look import LOOKS
 from flowshade.gbuffer.view import channel_picture
 from flowshade.inverse.stream import Inverse
+from flowshade.nn.warp import inside, warp
 from flowshade.types import CORE_CHANNELS, Frames, GBuffer
 from flowshade.world import WORLDS
 
@@ -57,7 +61,7 @@ def normal_errors(
     prediction: Float[Tensor, "T 3 H W"], reference: Float[Tensor, "T 3 H W"], surface: Bool[Tensor, "T 1 H W"]
 ) -> Scores:
     """Mean and median angle in degrees, and the shares below 11.25, 22.5 and 30 degrees."""
-    cosine = (torch.nn.functional.normalize(prediction, dim=1) * reference).sum(1, keepdim=True)[surface]
+    cosine = (normalize(prediction, dim=1) * reference).sum(1, keepdim=True)[surface]
     angle = torch.rad2deg(torch.acos(cosine.clamp(-1, 1)))
     shares = {f"normal_{limit}": (angle < limit).float().mean().item() for limit in (11.25, 22.5, 30.0)}
     return {"normal_mean": angle.mean().item(), "normal_median": angle.median().item()} | shares
@@ -83,6 +87,49 @@ def albedo_errors(
     return scores
 
 
+SMALLEST = 32
+"""Pixels a side below which LPIPS does not exist."""
+
+
+def albedo_distances(
+    prediction: Float[Tensor, "T 3 H W"],
+    reference: Float[Tensor, "T 3 H W"],
+    surface: Bool[Tensor, "T 1 H W"],
+    trunk: Trunk,
+) -> Scores:
+    """LPIPS with the sky black in both, mean of frames; arguments are linear, both spaces are reported.
+
+    LPIPS was learned on display values: the one of sRGB is what others report. Pictures below `SMALLEST` pixels a side,
+    which the trunk cannot pool, have none.
+    """
+    if min(prediction.shape[-2:]) < SMALLEST:
+        return {}
+    x, y = prediction * surface, reference * surface
+    spaces = {"srgb": (linear_to_srgb(x), linear_to_srgb(y)), "linear": (x, y)}
+    return {f"albedo_lpips_{space}": lpips(*pair, trunk).mean().item() for space, pair in spaces.items()}
+
+
+def chunk_agreement(first: GBuffer, second: GBuffer, surface: Bool[Tensor, "T 1 H W"]) -> Scores:
+    """Mean absolute difference of two estimates of the same frames, made by chunks (or streams) that began elsewhere.
+
+    Of albedo in sRGB, of the angle between normals in degrees, of depth's logarithm (a scale that differs counts), of
+    roughness and metallic as they are; over surfaces that both found. 0 = chunks cannot be told.
+    """
+    one, two = _core(first), _core(second)
+    both = surface & torch.isfinite(one["depth"]) & torch.isfinite(two["depth"])
+    if not both.any():
+        return {f"chunk_{name}": float("nan") for name in CORE_CHANNELS}
+    cosine = (normalize(one["normal"], dim=1) * normalize(two["normal"], dim=1)).sum(1, keepdim=True)
+    differences = {
+        "albedo": (linear_to_srgb(one["albedo"]) - linear_to_srgb(two["albedo"])).abs().mean(1, keepdim=True),
+        "normal": torch.rad2deg(torch.acos(cosine.clamp(-1, 1))),
+        "depth": (one["depth"].clamp(1e-3, 1e6).log() - two["depth"].clamp(1e-3, 1e6).log()).abs(),
+        "roughness": (one["roughness"] - two["roughness"]).abs(),
+        "metallic": (one["metallic"] - two["metallic"]).abs(),
+    }
+    return {f"chunk_{name}": difference[both].mean().item() for name, difference in differences.items()}
+
+
 def material_errors(
     prediction: Float[Tensor, "T 1 H W"],
     reference: Float[Tensor, "T 1 H W"],
@@ -94,8 +141,8 @@ def material_errors(
     return {f"{name}_rmse": error.square().mean().sqrt().item(), f"{name}_mae": error.abs().mean().item()}
 
 
-def score_buffers(prediction: GBuffer, reference: GBuffer) -> Scores:
-    """Every metric of a clip.
+def score_buffers(prediction: GBuffer, reference: GBuffer, trunk: Trunk | None = None) -> Scores:
+    """Every metric of a clip; LPIPS if a trunk is given.
 
     Raises:
         ValueError: clips of other frames or size, a core channel that is missing, or a clip that shows only sky.
@@ -113,12 +160,14 @@ def score_buffers(prediction: GBuffer, reference: GBuffer) -> Scores:
     sky = (~found & ~surface).sum() / (~found | ~surface).sum().clamp(min=1)
     depth = torch.where(found, predicted["depth"], 1e6)
     warped = {} if reference.motion is None else warping_errors(prediction, reference)
+    seen = {} if trunk is None else albedo_distances(predicted["albedo"], true["albedo"], surface, trunk)
     return {
         **warped,
         **_found_depth_errors(predicted["depth"], true["depth"], surface),
         **depth_errors(depth, true["depth"], surface),
         **normal_errors(predicted["normal"], true["normal"], surface),
         **albedo_errors(predicted["albedo"], true["albedo"], surface),
+        **seen,
         **material_errors(predicted["roughness"], true["roughness"], surface, "roughness"),
         **material_errors(predicted["metallic"], true["metallic"], surface, "metallic"),
         "sky_iou": sky.item() if (~surface).any() else float("nan"),
@@ -174,28 +223,16 @@ LEAST_WARP = 1e-4
 """The true buffers' error is taken to be at least this, about a thirtieth of an 8-bit step."""
 
 
-def warp(previous: Float[Tensor, "T C H W"], motion: Float[Tensor, "T 2 H W"]) -> Float[Tensor, "T C H W"]:
-    """What of the frame before lies under each pixel now, bilinearly; edges are repeated outwards."""
-    height, width = previous.shape[-2:]
-    x = torch.arange(width, device=motion.device) + motion[:, 0]  # [T, H, W]
-    y = torch.arange(height, device=motion.device)[:, None] + motion[:, 1]
-    grid = torch.stack([(2 * x + 1) / width - 1, (2 * y + 1) / height - 1], -1)  # [T, H, W, 2]
-    return torch.nn.functional.grid_sample(previous, grid, padding_mode="border", align_corners=False)
-
-
 def _seen_before(reference: GBuffer) -> Bool[Tensor, "T-1 1 H W"]:
     """Pixels of all frames but the first that show what the frame before showed too."""
     motion, depth = reference.motion, reference.depth
     assert motion is not None and depth is not None
-    motion, (height, width) = motion[1:], reference.size
-    x = torch.arange(width, device=motion.device) + motion[:, :1]  # [T - 1, 1, H, W]
-    y = torch.arange(height, device=motion.device)[:, None] + motion[:, 1:]
-    inside = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
+    motion = motion[1:]
     surface = torch.isfinite(depth)
     whole = warp(surface[:-1].float(), motion) > 0.999
     logarithm = depth.clamp(1e-3, 1e6).log()
     near = (warp(logarithm[:-1], motion) - logarithm[1:]).abs() < SAME_DEPTH
-    seen = inside & surface[1:] & whole & near
+    seen = inside(motion) & surface[1:] & whole & near
     if reference.instance is not None:
         # An id that is a mixture of two differs from both.
         ids = reference.instance.double()
@@ -297,16 +334,23 @@ def score_clips(
         shown: clips on the sheet, from the first.
         progress: called with a line for each clip.
     """
+    found, note = trunks(device)
+    trunk = found.get("alex")
+    if note:
+        progress(note)
     constant = ConstantBuffers()
     for clip in clips:
         constant.add(clip.gbuffer)
     rows, sheet = [], []
     for index, clip in enumerate(clips):
         reference = clip.gbuffer.to(device)
-        scored = {"constant": [score_buffers(constant.predict(reference), reference)]}
-        for look, single, streamed in _inverted(inverse, clip, window, device):
-            scored.setdefault("one picture", []).append(score_buffers(single, reference))
-            scored.setdefault("stream", []).append(score_buffers(streamed, reference))
+        surface = torch.isfinite(_core(reference)["depth"])
+        scored = {"constant": [score_buffers(constant.predict(reference), reference, trunk)]}
+        for look, single, streamed, later in _inverted(inverse, clip, window, device):
+            scored.setdefault("one picture", []).append(score_buffers(single, reference, trunk))
+            first = streamed.frames - later.frames
+            agreement = chunk_agreement(streamed[first:], later, surface[first:])
+            scored.setdefault("stream", []).append(score_buffers(streamed, reference, trunk) | agreement)
             if index < shown:
                 sheet.append((look, clip, streamed))
         rows += [{"method": method, "clip": index} | scores for method, all_of in scored.items() for scores in all_of]
@@ -321,15 +365,20 @@ def score_clips(
 
 def _inverted(
     inverse: Inverse, clip: ReferenceClip, window: int, device: str
-) -> Iterator[tuple[str, GBuffer, GBuffer]]:
+) -> Iterator[tuple[str, GBuffer, GBuffer, GBuffer]]:
+    """For each look: every picture alone, the stream, and a stream of the clip's second half."""
     for look, stored in clip.pictures.items():
         pictures = stored.to(device).float() / 255
         singles = []
         for frame in pictures.split(1):
             inverse.reset()
             singles.append(inverse.push(Frames(rgb=frame)).gbuffer)
-        streamed = [part.gbuffer for part in inverse.invert(Frames(rgb=run) for run in pictures.split(window))]
-        yield look, GBuffer.cat(singles), GBuffer.cat(streamed)
+        streamed = _streamed(inverse, pictures, window)
+        yield look, GBuffer.cat(singles), streamed, _streamed(inverse, pictures[len(pictures) // 2 :], window)
+
+
+def _streamed(inverse: Inverse, pictures: Tensor, window: int) -> GBuffer:
+    return GBuffer.cat([part.gbuffer for part in inverse.invert(Frames(rgb=run) for run in pictures.split(window))])
 
 
 def summarise(rows: list[dict]) -> list[dict]:
@@ -350,15 +399,24 @@ COLUMNS = {
     "normal mean": "normal_mean",
     "median": "normal_median",
     "< 11.25": "normal_11.25",
+    "< 22.5": "normal_22.5",
+    "< 30": "normal_30.0",
     "albedo si-PSNR (sRGB)": "albedo_si_psnr_srgb",
     "PSNR (sRGB)": "albedo_psnr_srgb",
     "si-PSNR (linear)": "albedo_si_psnr_linear",
+    "PSNR (linear)": "albedo_psnr_linear",
+    "LPIPS (sRGB)": "albedo_lpips_srgb",
+    "LPIPS (linear)": "albedo_lpips_linear",
     "roughness RMSE": "roughness_rmse",
+    "MAE": "roughness_mae",
     "metallic RMSE": "metallic_rmse",
+    "metallic MAE": "metallic_mae",
     "sky IoU": "sky_iou",
     "missed": "missed",
     "flicker": "flicker",
     "warping / true": "warp_ratio",
+    "chunks: normal": "chunk_normal",
+    "depth": "chunk_depth",
 }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowshade.api import StyledRenderer
+from flowshade.api import StyledRenderer, load_inverse
 from flowshade.evaluation.control import LookPictures, accuracy, frames_until, is_monotone, recognise
 from flowshade.evaluation.methods import Stopwatch, albedo_affine, closest_look, no_rays, render_stream
 from flowshade.evaluation.page import write_page
@@ -22,6 +22,7 @@ from flowshade.evaluation.scoring import AFFINE, METRICS, NO_RAYS, REFERENCE, Sc
 from flowshade.evaluation.sheets import write_clip_sheet, write_clip_video
 from flowshade.evaluation.suites import LADDERS, Case, PredictedVideos, Suite
 from flowshade.gbuffer.look import LOOKS
+from flowshade.inverse.stream import Inverse
 from flowshade.provenance import versions
 
 Progress = Callable[[int, int], None]
@@ -38,6 +39,8 @@ class Evaluation:
     """LPIPS and the Fréchet distance look at every so many frames."""
     controls: bool = True
     """Also measure ladders of wordings and the answer to a change of prompt (where the suite can)."""
+    reestimate: bool = True
+    """Also have the compact inverse read normals back from every picture, which takes about as long as rendering."""
     device: str = "cpu"
     """Where metrics are computed."""
 
@@ -66,9 +69,12 @@ def evaluate(
     """
     found, note = trunks(options.device)
     notes = [note] if note else []
+    inverse = load_inverse(device=options.device) if options.reestimate else None
+    assert inverse is None or isinstance(inverse, Inverse)
     settings = _settings(suite, method, options, found)
+    settings["inverse"] = None if inverse is None else inverse.fingerprint
     folder = ResultFolder(out, settings)
-    runner = _Runner(suite, method, folder, options, found, progress)
+    runner = _Runner(suite, method, folder, options, found, inverse, progress)
     for index, clip in enumerate(suite.clips):
         if not folder.done(clip):
             runner.clip(index)
@@ -103,10 +109,11 @@ class _Runner:
         folder: ResultFolder,
         options: Evaluation,
         found: dict[TrunkName, Trunk],
+        inverse: Inverse | None,
         progress: Progress,
     ) -> None:
         self._suite, self._method, self._folder = suite, method, folder
-        self._options, self._trunks, self._progress = options, found, progress
+        self._options, self._trunks, self._inverse, self._progress = options, found, inverse, progress
         self._each = 1 if suite.name == "cycles" else len(suite.looks)
         self._renderer = method if isinstance(method, StyledRenderer) else None
         self.name = f"{method.name}, {method.steps} steps" if isinstance(method, StyledRenderer) else method.name
@@ -123,7 +130,11 @@ class _Runner:
         source = ""
         for number, case in enumerate(self._suite.cases(index)):
             scorer = Scorer(
-                case, window=self._options.window, trunks=self._trunks, lpips_every=self._options.lpips_every
+                case,
+                window=self._options.window,
+                trunks=self._trunks,
+                lpips_every=self._options.lpips_every,
+                inverse=self._inverse,
             )
             source = scorer.motion_source
             caption = self._caption(case)

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowshade.evaluation.content import buffer_edges, edge_auc, edge_precision
+from flowshade.evaluation.content import buffer_edges, edge_auc, edge_precision, reestimated_normal_error
 from flowshade.evaluation.control import look_features
 from flowshade.evaluation.metrics import psnr, quantise, ssim
 from flowshade.evaluation.perceptual import Trunk, TrunkName, lpips_of_features, pooled
 from flowshade.evaluation.suites import Case
 from flowshade.evaluation.temporal import border_ratio, motion_of, warping_errors, window_step_ratio
+from flowshade.inverse.stream import Inverse
 
 REFERENCE = "reference"
 AFFINE = "albedo affine"
@@ -41,6 +42,8 @@ METRICS: dict[str, Metric] = {
     "frechet": Metric(title="Fréchet, AlexNet conv5", digits=2, better=-1),
     "edge_precision": Metric(title="edge precision", digits=3, better=1),
     "edge_auc": Metric(title="edge AUC", digits=3, better=1),
+    "normal_reestimated": Metric(title="content/re-estimated normal error, degrees", digits=1, better=-1),
+    "normal_lost": Metric(title="content/re-estimated normal error over the reference's", digits=1, better=-1),
     "warping_error": Metric(title="warping error, 8-bit steps", digits=2, better=-1),
     "window_ratio": Metric(title="window step ratio", digits=2, better=0),
 }
@@ -67,10 +70,21 @@ class Scorer:
         window: frames that the renderer makes together.
         trunks: for LPIPS and the Fréchet distance; empty leaves them out.
         lpips_every: those two look at every so many frames.
+        inverse: for re-estimated normals; None leaves them out. Its stream is taken over.
     """
 
-    def __init__(self, case: Case, *, window: int, trunks: dict[TrunkName, Trunk], lpips_every: int) -> None:
+    def __init__(
+        self,
+        case: Case,
+        *,
+        window: int,
+        trunks: dict[TrunkName, Trunk],
+        lpips_every: int,
+        inverse: Inverse | None = None,
+    ) -> None:
         self._case, self._window, self._trunks, self._every = case, window, trunks, lpips_every
+        self._inverse = inverse
+        self._reference_normals = None if case.reference is None else self._normals(quantise(case.reference))
         self._edges = buffer_edges(case.gbuffer)
         self._reference_features = {} if case.reference is None else self._features(quantise(case.reference))
         self._motion = motion_of(case.gbuffer, case.reference) if case.gbuffer.frames > 1 else None
@@ -89,10 +103,24 @@ class Scorer:
             row |= self._against(pictures, self._case.reference, features)
         row["edge_precision"] = mean(edge_precision(pictures, self._edges))
         row["edge_auc"] = mean(edge_auc(pictures, self._edges))
+        row |= self._read_back(pictures, method)
         row |= self._in_time(pictures, method)
         row["frames"] = pictures.shape[0]
         vectors = pooled(features["alex"]).cpu() if "alex" in features else None
         return Scored(row=row, looks=look_features(pictures).cpu(), pooled=vectors)
+
+    def _normals(self, pictures: Tensor) -> float | None:
+        if self._inverse is None:
+            return None
+        error = reestimated_normal_error(pictures, self._case.gbuffer, self._inverse)
+        return error if math.isfinite(error) else None
+
+    def _read_back(self, pictures: Tensor, method: str) -> dict[str, float | None]:
+        """What an inverse reads off the pictures, and how much more it errs than on the reference."""
+        if method == REFERENCE:
+            return {"normal_reestimated": self._reference_normals}
+        error, best = self._normals(pictures), self._reference_normals
+        return {"normal_reestimated": error, "normal_lost": None if error is None or best is None else error - best}
 
     def _features(self, pictures: Tensor) -> dict[TrunkName, list[Tensor]]:
         """Of every `lpips_every`-th frame, by trunk."""

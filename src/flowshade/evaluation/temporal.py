@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import grid_sample
 
 from flowshade.color import linear_to_srgb
 from flowshade.evaluation.metrics import check_pair
+from flowshade.nn.warp import inside, warp
 from flowshade.types import GBuffer
 
 DEPTH_TOLERANCE = 0.1
@@ -19,23 +19,6 @@ ALBEDO_TOLERANCE = 0.08
 """The same for albedo, as sRGB in [0, 1]: a surface keeps its material."""
 FLOW_TOLERANCE = 1.0
 """Pixels by which flow there and back may miss its start."""
-
-
-def warp(previous: Float[Tensor, "T C H W"], motion: Float[Tensor, "T 2 H W"], mode: str = "bilinear") -> Tensor:
-    """[T, C, H, W] `previous` fetched from where each pixel was: sampled at its own place plus `motion` (pixels)."""
-    height, width = previous.shape[-2:]
-    x = torch.arange(width, device=motion.device) + motion[:, 0]  # [T, H, W]
-    y = torch.arange(height, device=motion.device)[:, None] + motion[:, 1]
-    grid = torch.stack([(2 * x + 1) / width - 1, (2 * y + 1) / height - 1], -1)
-    return grid_sample(previous, grid, mode=mode, padding_mode="border", align_corners=False)
-
-
-def inside(motion: Float[Tensor, "T 2 H W"]) -> Bool[Tensor, "T 1 H W"]:
-    """Pixels that were inside the previous picture."""
-    height, width = motion.shape[-2:]
-    x = torch.arange(width, device=motion.device) + motion[:, :1]
-    y = torch.arange(height, device=motion.device)[:, None] + motion[:, 1:]
-    return (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
 
 
 def visible_before(clip: GBuffer) -> Bool[Tensor, "T-1 1 H W"]:

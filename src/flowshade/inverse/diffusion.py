@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,6 +35,15 @@ from flowshade.types import CORE_CHANNELS, Frames, GBuffer
 
 SHORTEST_NORMAL = 0.3
 """A decoded normal shorter than this says "no surface"; upstream blends between lengths of 0.2 and 0.4."""
+DEPTH_MEANS = {
+    "none": "none: the network's is relative, and neither its scale nor its direction is published; its code is kept "
+    "beside the clip, or give --depth-code",
+    "inverse": "relative: the network's code c taken as c = s / (s + z) with s = {s:g} m, as was asked; metres only if "
+    "that is so",
+    "linear": "relative: the network's code c taken as c = z / s with s = {s:g} m, as was asked; metres only if that "
+    "is so",
+}
+"""What a clip says of its depth, by `DiffusionConfig.depth`."""
 Codes = dict[str, Tensor]
 """For each buffer, what the network says: [T, 3, H, W], [0, 1]."""
 
@@ -171,8 +180,38 @@ class DiffusionInverse:
         self.config = config
         self.device = torch.device(device)
         self.progress = progress
+        self.fingerprint = ""
         self.statistics.rows(slice(0, config.latents))  # a chunk that is too long is refused here
         self.reset()
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Those of its G-buffers: depth only if its code is stated."""
+        made = self.config.buffers if self.config.depth != "none" else set(self.config.buffers) - {"depth"}
+        return tuple(name for name in CORE_CHANNELS if name in made)
+
+    confident = False
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        return self.config.buffers
+
+    def about(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "inverse": config.name,
+            "fingerprint": self.fingerprint,
+            "depth": DEPTH_MEANS[config.depth].format(s=config.depth_scale),
+            "steps": config.steps,
+            "seed": self._seed,
+            "chunk": config.chunk,
+            "overlap": config.overlap,
+            "worked_at": None if config.size is None else list(config.size),
+        }
 
     def reset(self, *, focal: float | None = None, seed: int | None = None) -> None:
         """Starts a stream.
@@ -211,7 +250,7 @@ class DiffusionInverse:
             self._waiting.append(fit(picture[None], self.config.size)[0].cpu())
             if len(self._waiting) == self.config.chunk:
                 done.append(self._invert_waiting(last=False))
-        return _joined(done)
+        return Inverted.cat(done) if done else None
 
     @torch.no_grad()
     def finish(self) -> Inverted | None:
@@ -431,8 +470,17 @@ def _resized(values: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(values, size=size, mode="bilinear", antialias=True, align_corners=False)
 
 
-def _joined(parts: list[Inverted]) -> Inverted | None:
-    if len(parts) < 2:
-        return parts[0] if parts else None
-    codes = {name: torch.cat([part.codes[name] for part in parts]) for name in parts[0].codes}
-    return Inverted(gbuffer=GBuffer.cat([part.gbuffer for part in parts]), confidence={}, codes=codes)
+def parse_depth(text: str) -> tuple[Literal["none", "inverse", "linear"], float]:
+    """`none`, `inverse:METRES` or `linear:METRES` as `DiffusionConfig.depth` and `depth_scale`.
+
+    Raises:
+        ValueError: something else.
+    """
+    kind, _, scale = text.partition(":")
+    try:
+        metres = float(scale) if scale else DiffusionConfig.depth_scale
+    except ValueError:
+        metres = math.nan
+    if kind not in ("none", "inverse", "linear") or not 0 < metres < math.inf or (kind == "none" and scale):
+        raise ValueError(f"depth code {text[:40]!r} cannot be read; expected none, inverse:METRES or linear:METRES.")
+    return kind, metres

@@ -10,7 +10,7 @@ Legend for shapes: B clips, T pictures, N tokens of a picture, D width, M rememb
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from flowshade.nn.attention import Attention, FeedForward, KeysValues
 from flowshade.nn.conv import PatchConv, ResidualBlock
+from flowshade.nn.fields import ADDED_LATER
 from flowshade.nn.rope import Rotation, rotation
 from flowshade.types import CHANNELS, CORE_CHANNELS
 
@@ -49,6 +50,9 @@ class InverseConfig:
     ffn_dim: int = 480
     remembered: int = 4
     """Pictures of the past that attention sees."""
+    refined: bool = field(default=False, metadata=ADDED_LATER)
+    """Smooths what is enlarged and sharpens what is estimated along the picture's own edges (`Smoothing`,
+    `Propagation`). Added to trained weights, both begin as nothing."""
 
     @property
     def width(self) -> int:
@@ -99,6 +103,7 @@ class InverseNetwork(nn.Module):
         self.encoder = _Encoder(config)
         self.focal = nn.Linear(2, config.width)
         self.blocks = nn.ModuleList(_Block(config) for _ in range(config.layers))
+        self.tokens_smooth = _smoothing(config, config.width)
         self.merge = nn.Conv2d(config.width + config.eighth, config.eighth, 3, padding=1)
         self.gru = ConvGRU(config.eighth, config.kept)
         self.decoder = _Decoder(config)
@@ -119,7 +124,8 @@ class InverseNetwork(nn.Module):
         batch, frames = _check(rgb)
         features = self.encoder(rgb.flatten(0, 1))
         tokens, layers = self._attend(features.tokens, frames, focal, state)
-        eighth = F.silu(self.merge(torch.cat([_up(tokens), features.eighth], 1)))  # [B T, C, H/8, W/8]
+        enlarged = self.tokens_smooth(_up(tokens))
+        eighth = F.silu(self.merge(torch.cat([enlarged, features.eighth], 1)))  # [B T, C, H/8, W/8]
         kept = self.gru(eighth.unflatten(0, (batch, frames)), None if state is None else state.kept)
         values = self.decoder(features, eighth, kept.flatten(0, 1), rgb.flatten(0, 1))
         estimate = _estimate(values.float().unflatten(0, (batch, frames)), rgb)
@@ -237,22 +243,100 @@ class _Decoder(nn.Module):
         self.eighth_in = nn.Conv2d(config.eighth + config.kept, config.eighth, 3, padding=1)
         self.eighth_block = ResidualBlock(config.eighth)
         self.quarter_up = nn.Conv2d(config.eighth, 4 * config.quarter, 1)
+        self.quarter_smooth = _smoothing(config, config.quarter)
         self.quarter_in = nn.Conv2d(2 * config.quarter, config.quarter, 3, padding=1)
         self.quarter_block = ResidualBlock(config.quarter)
         self.half_up = nn.Conv2d(config.quarter, 4 * config.half, 1)
+        self.half_smooth = _smoothing(config, config.half)
         self.guide = PatchConv(3, config.half, 2)
         self.half_in = nn.Conv2d(3 * config.half, 2 * config.half, 3, padding=1)
         self.out = nn.Conv2d(2 * config.half, 4 * VALUES, 3, padding=1)
+        self.propagation = Propagation(2 * config.half) if config.refined else None
         with torch.no_grad():
             self.out.weight.mul_(0.1)
 
     def forward(self, features: _Features, eighth: Tensor, kept: Tensor, rgb: Tensor) -> Tensor:
         x = self.eighth_block(eighth + F.silu(self.eighth_in(torch.cat([eighth, kept.to(eighth.dtype)], 1))))
-        x = F.pixel_shuffle(self.quarter_up(F.silu(x)), 2)
+        x = self.quarter_smooth(F.pixel_shuffle(self.quarter_up(F.silu(x)), 2))
         x = self.quarter_block(F.silu(self.quarter_in(torch.cat([x, features.quarter], 1))))
-        x = F.pixel_shuffle(self.half_up(F.silu(x)), 2)
+        x = self.half_smooth(F.pixel_shuffle(self.half_up(F.silu(x)), 2))
         x = F.silu(self.half_in(torch.cat([x, features.half, self.guide(rgb * 2 - 1)], 1)))
-        return F.pixel_shuffle(self.out(x), 2)
+        values = F.pixel_shuffle(self.out(x), 2)
+        return values if self.propagation is None else self.propagation(values, x)
+
+
+class Smoothing(nn.Conv2d):
+    """x and a filter of each of its channels, 3x3, that begins as nothing.
+
+    Enlarging by nearest neighbours or by pixel-shuffle gives neighbours different weights, which shows as a grid (Odena
+    et al. 2016, "Deconvolution and checkerboard artifacts"); such a filter can take it away.
+    """
+
+    begins_as_nothing = True
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, 3, groups=channels, bias=False)
+        nn.init.zeros_(self.weight)
+
+    def forward(self, input: Float[Tensor, "N C h w"]) -> Float[Tensor, "N C h w"]:
+        return input + super().forward(F.pad(input, (1, 1, 1, 1), mode="replicate"))
+
+
+def _smoothing(config: InverseConfig, channels: int) -> nn.Module:
+    return Smoothing(channels) if config.refined else nn.Identity()
+
+
+SPREAD = (*range(3, 9), VALUES - 1)
+"""Planes of the decoder that are mixed along edges: normal, depth, roughness, metallic, sky. Albedo has the
+picture's own edges already."""
+REACHES = (3, 1)
+"""Pixels between a pixel and the eight neighbours it is mixed with, a round each."""
+DIRECTIONS = tuple((y, x) for y in (-1, 0, 1) for x in (-1, 0, 1) if (y, x) != (0, 0))
+
+
+class Propagation(nn.Module):
+    """Mixes each pixel's values with its neighbours' by learned affinities, which begin as nothing.
+
+    Spatial propagation (Cheng et al. 2018, CSPN, arXiv 1808.00150) with affinities that need not be positive: a pixel
+    takes from those on its own side of an edge and moves away from those beyond. Absolute affinities sum to less than
+    one, so that values stay bounded. One set serves all planes of `SPREAD`: edges of geometry and materials coincide.
+
+    Args:
+        channels: of the decoder's features at 1/2, which have seen the picture.
+    """
+
+    begins_as_nothing = True
+
+    def __init__(self, channels: int, hidden: int = 24) -> None:
+        super().__init__()
+        self.hidden = nn.Conv2d(channels, hidden, 3, padding=1)
+        self.affinity = nn.Conv2d(hidden, 4 * len(REACHES) * len(DIRECTIONS), 1)
+        for parameter in self.affinity.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, values: Float[Tensor, "N V H W"], x: Float[Tensor, "N C H/2 W/2"]) -> Float[Tensor, "N V H W"]:
+        # Planes apart from here on: neighbours in a plane are fetched fastest from memory.
+        raw = F.pixel_shuffle(self.affinity(F.silu(self.hidden(x))), 2).float().contiguous()
+        values = values.float().contiguous()
+        before, spread, error, sky = values.split([SPREAD[0], len(SPREAD) - 1, len(CORE_CHANNELS), 1], 1)
+        spread = torch.cat([spread, sky], 1)  # [N, 7, H, W]
+        for reach, part in zip(REACHES, raw.chunk(len(REACHES), 1), strict=True):
+            spread = propagate(spread, part / (1 + part.abs().sum(1, keepdim=True)), reach)
+        return torch.cat([before, spread[:, :-1], error, spread[:, -1:]], 1)
+
+
+def propagate(
+    values: Float[Tensor, "N C H W"], affinity: Float[Tensor, "N 8 H W"], reach: int
+) -> Float[Tensor, "N C H W"]:
+    """One round: values plus, for each of `DIRECTIONS`, affinity times how the neighbour's differ; edges repeat."""
+    height, width = values.shape[-2:]
+    padded = F.pad(values, (reach,) * 4, mode="replicate")
+    result = values * (1 - affinity.sum(1, keepdim=True))
+    for index, (y, x) in enumerate(DIRECTIONS):
+        top, left = reach * (1 + y), reach * (1 + x)
+        neighbour = padded[..., top : top + height, left : left + width]
+        result = torch.addcmul(result, affinity[:, index : index + 1], neighbour)
+    return result
 
 
 def _estimate(values: Float[Tensor, "B T V H W"], rgb: Float[Tensor, "B T 3 H W"]) -> Estimate:

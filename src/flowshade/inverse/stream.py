@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -30,12 +31,139 @@ class Inverted:
     """For each channel, the planes in [0, 1] that a network of upstream's wrote, as upstream's others take them; empty
     where there are none."""
 
+    def __getitem__(self, index: slice) -> Inverted:
+        """A run of frames, as views."""
+        confidence = {name: value[index] for name, value in self.confidence.items()}
+        codes = {name: value[index] for name, value in self.codes.items()}
+        return Inverted(gbuffer=self.gbuffer[index], confidence=confidence, codes=codes)
+
+    def to(self, device: torch.device | str) -> Inverted:
+        confidence = {name: value.to(device) for name, value in self.confidence.items()}
+        codes = {name: value.to(device) for name, value in self.codes.items()}
+        return Inverted(gbuffer=self.gbuffer.to(device), confidence=confidence, codes=codes)
+
+    @staticmethod
+    def cat(parts: Sequence[Inverted]) -> Inverted:
+        """Joins runs in time; at least one."""
+        first = parts[0]
+        return Inverted(
+            gbuffer=GBuffer.cat([part.gbuffer for part in parts]),
+            confidence={name: torch.cat([part.confidence[name] for part in parts]) for name in first.confidence},
+            codes={name: torch.cat([part.codes[name] for part in parts]) for name in first.codes},
+        )
+
+
+@runtime_checkable
+class VideoInverse(Protocol):
+    """Any inverse: pictures go in, their buffers come out in order, at once or later.
+
+    `reset`, then `push` for as long as pictures come, then `finish`. `InverseQueue` evens out what comes when.
+    """
+
+    fingerprint: str
+    """Which weights it has; empty if that is not known."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Those of its G-buffers."""
+        ...
+
+    @property
+    def confident(self) -> bool:
+        """Whether it says how sure it is."""
+        ...
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Channels of which it also gives the planes that upstream's networks take."""
+        ...
+
+    def about(self) -> dict[str, Any]:
+        """What a clip should say of how it was estimated, as JSON holds it; `depth` is a sentence."""
+        ...
+
+    def reset(self, *, focal: float | None = None, seed: int | None = None) -> None:
+        """Starts a stream; see the classes."""
+        ...
+
+    def push(self, frames: Frames) -> Inverted | None:
+        """Takes the next pictures, gives the buffers of the earliest that are not given yet; None if none are done."""
+        ...
+
+    def finish(self) -> Inverted | None:
+        """Ends the stream: the buffers of all that are not given yet; None if there are none."""
+        ...
+
+
+class InverseQueue:
+    """What has left an inverse and was not taken yet, together with its pictures.
+
+    Args:
+        inverse: its stream is taken over.
+    """
+
+    def __init__(self, inverse: VideoInverse) -> None:
+        self._inverse = inverse
+        self._frames: list[Tensor] = []
+        self._done: list[Inverted] = []
+        self.ready = 0
+        """Frames that can be taken."""
+
+    def reset(self, *, focal: float | None = None, seed: int | None = None) -> None:
+        """Starts a stream."""
+        self._inverse.reset(focal=focal, seed=seed)
+        self._frames, self._done, self.ready = [], [], 0
+
+    @property
+    def held(self) -> int:
+        """Pictures in memory."""
+        return sum(len(part) for part in self._frames)
+
+    def push(self, frames: Frames) -> None:
+        """Takes pictures."""
+        self._frames.append(frames.rgb)
+        self._keep(self._inverse.push(frames))
+
+    def finish(self) -> None:
+        """Says that there are no more; after it, all that were pushed are ready."""
+        self._keep(self._inverse.finish())
+
+    def take(self, count: int) -> tuple[Frames, Inverted]:
+        """The next `count` frames, at most `ready`, in host memory."""
+        assert 0 < count <= self.ready, (count, self.ready)
+        self.ready -= count
+        frames = _cut_off(self._frames, count, len)
+        done = _cut_off(self._done, count, lambda part: part.gbuffer.frames)
+        return Frames(rgb=torch.cat(frames)), Inverted.cat(done)
+
+    def _keep(self, inverted: Inverted | None) -> None:
+        if inverted is not None:
+            self._done.append(inverted.to("cpu"))
+            self.ready += inverted.gbuffer.frames
+
+
+def _cut_off(parts: list[Any], count: int, length: Callable[[Any], int]) -> list[Any]:
+    """Removes the first `count` frames from runs and returns them."""
+    taken = []
+    while count:
+        size = length(parts[0])
+        taken.append(parts[0][: min(count, size)])
+        parts[:1] = [parts[0][count:]] if count < size else []
+        count -= min(count, size)
+    return taken
+
 
 class Inverse(nn.Module):
     """The inverse renderer, streaming: memory and time a picture do not grow."""
 
     fingerprint = ""
     """Which weights it has; empty if they come from no file."""
+    channels = CORE_CHANNELS
+    confident = True
+    codes: tuple[str, ...] = ()
 
     def __init__(self, config: InverseConfig) -> None:
         super().__init__()
@@ -49,12 +177,24 @@ class Inverse(nn.Module):
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
-    def reset(self, *, focal: float | None = None) -> None:
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "inverse": self.name,
+            "fingerprint": self.fingerprint,
+            "depth": "planar, in metres up to one factor for the whole video",
+        }
+
+    def reset(self, *, focal: float | None = None, seed: int | None = None) -> None:
         """Starts a stream.
 
         Args:
             focal: horizontal focal length over the picture's width (0.5 / tan(half the horizontal field of view));
                 None = unknown.
+            seed: changes nothing: this network draws no noise.
 
         Raises:
             ValueError: a focal length that is not positive.
@@ -78,6 +218,9 @@ class Inverse(nn.Module):
         estimate, self._state = self.network(padded[None], focal, self._state)
         self._size = (height, width)
         return _inverted(estimate, height, width)
+
+    def finish(self) -> None:
+        """Ends the stream; everything was given already."""
 
     def invert(self, windows: Iterable[Frames], *, focal: float | None = None) -> Iterator[Inverted]:
         """A whole video, window by window."""
@@ -116,10 +259,9 @@ def _inverted(estimate: Estimate, height: int, width: int) -> Inverted:
         roughness=cut(estimate.roughness).masked_fill(sky, 0),
         metallic=cut(estimate.metallic).masked_fill(sky, 0),
     )
-    errors = cut(estimate.error).exp().split(1, 1)
+    error = cut(estimate.error)  # [T, 5, H, W]
+    tolerance = torch.tensor([TOLERANCES[name] for name in CORE_CHANNELS], device=error.device)[:, None, None]
     surface = torch.sigmoid(cut(estimate.sky).abs())  # how sure it is of sky or no sky
-    confidence = {
-        name: torch.where(sky, surface, surface * -torch.expm1(-TOLERANCES[name] / error))
-        for name, error in zip(CORE_CHANNELS, errors, strict=True)
-    }
+    right = torch.expm1(-tolerance * torch.exp(-error)).neg_().masked_fill_(sky, 1).mul_(surface)
+    confidence = {str(name): value for name, value in zip(CORE_CHANNELS, right.split(1, 1), strict=True)}
     return Inverted(gbuffer=gbuffer, confidence=confidence)

@@ -19,12 +19,10 @@ from torch import Tensor, nn
 
 from flowshade.nn.attention import Attention, FeedForward, KeysValues
 from flowshade.nn.embedding import TwoLayers, sinusoid
+from flowshade.nn.fields import ADDED_LATER
 from flowshade.nn.precision import autocast_enabled, full_precision
 from flowshade.nn.rope import Rotation, pad_to_multiple, rotation
 from flowshade.renderer.memory import History, HistoryBand
-
-ADDED_LATER = {"added_later": True}
-"""Metadata of configuration fields that older files lack; to those the default is what they were made with."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,12 +17,14 @@ from flowshade.codec.encoding import EncodingProfile
 from flowshade.gbuffer.view import DEPTH_SCALE_METRES
 from flowshade.inverse.network import STRIDE, Estimate, InverseConfig, InverseState
 from flowshade.inverse.stream import Inverse
+from flowshade.nn.precision import full_precision
+from flowshade.nn.warp import inside, warp
 from flowshade.training.degrade import Degradation, degrade, mirror
 from flowshade.training.losses import change_loss
 from flowshade.training.pool import Batch
 from flowshade.training.samples import write_sheet
 from flowshade.training.stages import Data, Stage, StageConfig, WithoutFinish
-from flowshade.types import CORE_CHANNELS, FRAMES_PER_LATENT
+from flowshade.types import CORE_CHANNELS, FRAMES_PER_LATENT, Camera
 
 FARTHEST = 5000.0
 """Metres; what is farther counts as sky."""
@@ -64,38 +66,115 @@ def focal_of(values: Float[Tensor, "B T C H W"], profile: EncodingProfile) -> Fl
     return (1 - 1 / values.shape[-1]) / (2 * torch.tan(angle / 2))
 
 
+@dataclass(frozen=True, kw_only=True)
+class LossWeights:
+    """What each part of `inverse_loss` counts beside the errors themselves."""
+
+    slopes: float = 1.0
+    edges: float = 0.5
+    change: float = 0.25
+    along: float = 1.0
+    drift: float = 0.2
+    sky: float = 0.5
+    outline: float = 0.1
+    sure: float = 0.05
+
+
 def inverse_loss(
-    estimate: Estimate, targets: Targets, last: tuple[Estimate, Targets] | None
+    estimate: Estimate,
+    targets: Targets,
+    last: tuple[Estimate, Targets] | None,
+    motion: Motion | None = None,
+    weights: LossWeights = LossWeights(),
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Absolute errors of all channels on surfaces, of their change from picture to picture, and of how sure it is.
+    """Absolute errors of all channels on surfaces and at edges, of slopes, of what changes, and of how sure it is.
 
     Of depth's error a clip's mean counts a tenth: a scale cannot be seen, but a familiar size of things can. The
     expected errors learn from the true ones as the scale of a Laplace distribution (Kendall and Gal 2017, eq. 8),
     without pulling at the channels themselves.
+
+    Args:
+        estimate: of a run of pictures.
+        targets: of the same.
+        last: those of the picture before the run, without gradients; None at the start of a clip.
+        motion: where the run's pixels were; None leaves `along` out.
+        weights: of the parts.
+
+    Returns:
+        The loss, and its parts without gradients: the errors by channel and those of `LossWeights`.
     """
     surface = targets.surface.float()
     share = surface.mean().clamp(min=1e-3)
-    errors = {name: getattr(estimate, name) - getattr(targets, name) for name in CORE_CHANNELS}
+    errors = _errors(estimate, targets)
+    raw_depth = errors["depth"]
     weight = surface.sum((1, 2, 3, 4), keepdim=True).clamp(min=1)
-    offset = (errors["depth"] * surface).sum((1, 2, 3, 4), keepdim=True) / weight
-    errors["depth"] = errors["depth"] - 0.9 * offset
+    offset = (raw_depth * surface).sum((1, 2, 3, 4), keepdim=True) / weight
+    errors["depth"] = raw_depth - 0.9 * offset
     absolute = torch.cat([errors[name].abs().mean(2, keepdim=True) for name in CORE_CHANNELS], 2)  # [B, T, 5, H, W]
     means = (absolute * surface).mean((0, 1, 3, 4)) / share  # [5]
     scales = estimate.error.clamp(-6, 3)
-    likelihood = ((absolute.detach() / scales.exp() + scales) * surface).mean() / share
-    slopes = sum(_slopes(errors[name] * surface) for name in ("depth", "normal", "albedo"))
     facing = 1 - (estimate.normal * targets.normal).sum(2, keepdim=True)
     angle = (facing * surface).mean() / share
-    sky = F.binary_cross_entropy_with_logits(estimate.sky, 1 - surface)
-    change = _change(estimate, targets, last)
-    total = means.sum() + angle + slopes + 0.5 * change + 0.2 * sky + 0.05 * likelihood
-    values = dict(zip(CORE_CHANNELS, means, strict=True)) | {"change": change, "sky": sky, "sure": likelihood}
+    before = None if last is None else _errors(*last)
+    parts = {
+        "slopes": sum((_slopes(errors[name] * surface) for name in CORE_CHANNELS), surface.new_zeros(())),
+        "edges": _at_edges(absolute, targets),
+        "change": _change(estimate, targets, last),
+        "along": surface.new_zeros(()) if motion is None else _along(estimate, targets, last, motion),
+        "drift": _drift(raw_depth, targets, None if before is None or last is None else (before["depth"], last[1])),
+        "sky": F.binary_cross_entropy_with_logits(estimate.sky, 1 - surface),
+        "outline": _outline(estimate.sky, targets.surface),
+        "sure": ((absolute.detach() / scales.exp() + scales) * surface).mean() / share,
+    }
+    total = means.sum() + angle + torch.stack([getattr(weights, name) * part for name, part in parts.items()]).sum()
+    values = dict(zip(CORE_CHANNELS, means, strict=True)) | parts
     return total, {name: value.detach() for name, value in values.items()}
 
 
+def _errors(estimate: Estimate, targets: Targets) -> dict[str, Tensor]:
+    return {name: getattr(estimate, name) - getattr(targets, name) for name in CORE_CHANNELS}
+
+
+STRIDES = (1, 2, 4, 8)
+"""Pixels between those whose difference is a slope: edges at the finest, shapes and grids of enlarging at others."""
+
+
 def _slopes(error: Tensor) -> Tensor:
-    """Mean absolute difference along rows and columns: edges where they belong."""
-    return error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
+    """Mean absolute difference along rows and columns, mean of `STRIDES`: edges where they belong, and nowhere else.
+
+    The multi-scale gradient matching of MegaDepth (Li and Snavely 2018, arXiv 1804.00607, eq. 4), for every channel.
+    """
+    parts = []
+    for stride in STRIDES:
+        parts.append((error[..., stride:] - error[..., :-stride]).abs().mean())
+        parts.append((error[..., stride:, :] - error[..., :-stride, :]).abs().mean())
+    return 2 * torch.stack(parts).mean()
+
+
+EDGE_STEPS = {"normal": 0.35, "depth": 0.08, "roughness": 0.1}
+"""Smallest difference between neighbours that is an edge: length of normals', share of depth, roughness itself."""
+EDGE_REACH = 2
+"""Pixels around an edge that count as it."""
+
+
+def _at_edges(absolute: Float[Tensor, "B T 5 H W"], targets: Targets) -> Tensor:
+    """Mean error of all channels together near the true edges, which are few and so weigh little elsewhere."""
+    near = true_edges(targets) & targets.surface
+    return (absolute * near).sum() / (absolute.shape[2] * near.sum()).clamp(min=1) * len(CORE_CHANNELS)
+
+
+def true_edges(targets: Targets) -> Bool[Tensor, "B T 1 H W"]:
+    """Pixels within `EDGE_REACH` of a step of the true normals, depth or roughness, or of the sky's outline."""
+    edges = torch.zeros_like(targets.surface)
+    surface = targets.surface.float()
+    steps = {name: (getattr(targets, name), step) for name, step in EDGE_STEPS.items()}
+    for values, step in (*steps.values(), (surface, 0.5)):
+        across = (values[..., 1:] - values[..., :-1]).square().sum(2, keepdim=True).sqrt() > step
+        down = (values[..., 1:, :] - values[..., :-1, :]).square().sum(2, keepdim=True).sqrt() > step
+        edges[..., 1:] |= across
+        edges[..., 1:, :] |= down
+    flat = edges.flatten(0, 1).float()
+    return (F.max_pool2d(flat, 2 * EDGE_REACH + 1, 1, EDGE_REACH) > 0).unflatten(0, edges.shape[:2])
 
 
 def _change(estimate: Estimate, targets: Targets, last: tuple[Estimate, Targets] | None) -> Tensor:
@@ -105,8 +184,118 @@ def _change(estimate: Estimate, targets: Targets, last: tuple[Estimate, Targets]
     return change_loss(predicted, true, before)
 
 
+def _along(
+    estimate: Estimate, targets: Targets, last: tuple[Estimate, Targets] | None, motion: Motion
+) -> Float[Tensor, ""]:
+    """Mean absolute change of the errors along the motion of what is seen, all channels together: flicker.
+
+    Errors and not values are followed: what truly changes, such as normals when the camera turns, then cancels, and a
+    depth that is wrong by a factor stays so.
+    """
+    error = _stacked_errors(estimate, targets)  # [B, T, 9, H, W]
+    vectors, seen = motion.vectors, motion.seen
+    if last is None:
+        before, error, vectors, seen = error[:, :-1], error[:, 1:], vectors[:, 1:], seen[:, 1:]
+    else:
+        before = torch.cat([_stacked_errors(*last), error[:, :-1]], 1)
+    if error.shape[1] == 0:
+        return error.new_zeros(())
+    flat = vectors.flatten(0, 1)
+    fetched = warp(before.flatten(0, 1), flat).unflatten(0, error.shape[:2])
+    valid = (seen & inside(flat).unflatten(0, error.shape[:2])).float()
+    difference = (error - fetched).abs().sum(2, keepdim=True)
+    return (difference * valid).sum() / valid.sum().clamp(min=1)
+
+
+def _stacked_errors(estimate: Estimate, targets: Targets) -> Tensor:
+    """Errors on surfaces; of channels with three planes a third each, so that all weigh alike."""
+    errors = _errors(estimate, targets)
+    return torch.cat([errors[name] * targets.surface / errors[name].shape[2] for name in CORE_CHANNELS], 2)
+
+
+def _drift(
+    error: Float[Tensor, "B T 1 H W"], targets: Targets, last: tuple[Float[Tensor, "B 1 1 H W"], Targets] | None
+) -> Float[Tensor, ""]:
+    """Mean absolute change from picture to picture of the logarithm of depth's scale."""
+    surface = targets.surface
+    if last is not None:
+        error, surface = torch.cat([last[0], error], 1), torch.cat([last[1].surface, surface], 1)
+    count = surface.sum((2, 3, 4))  # [B, T]
+    scale = (error * surface).sum((2, 3, 4)) / count.clamp(min=1)
+    both = (count[:, 1:] > 0) & (count[:, :-1] > 0)
+    return (scale.diff(dim=1).abs() * both).sum() / both.sum().clamp(min=1)
+
+
+def _outline(logit: Float[Tensor, "B T 1 H W"], surface: Bool[Tensor, "B T 1 H W"]) -> Float[Tensor, ""]:
+    """One minus the soft Dice overlap of the sky (Milletari et al. 2016, arXiv 1606.04797), mean of clips.
+
+    Half a percent of a clip is added to both sides: a few pixels of sky, or of none, weigh little.
+    """
+    probability, sky = torch.sigmoid(logit).flatten(1), (~surface).flatten(1).float()
+    few = 0.005 * sky.shape[1]
+    overlap = (probability * sky).sum(1) + few
+    return (1 - 2 * overlap / (probability.sum(1) + sky.sum(1) + 2 * few)).mean()
+
+
 def _stacked(values: Estimate | Targets, targets: Targets) -> Tensor:
     return torch.cat([getattr(values, name) * targets.surface for name in CORE_CHANNELS], 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Motion:
+    """Where pixels were in the picture before."""
+
+    vectors: Float[Tensor, "B T 2 H W"]
+    """As `GBuffer.motion`."""
+    seen: Bool[Tensor, "B T 1 H W"]
+    """Whether the same surface was seen there; false in a clip's first picture."""
+
+
+SAME_DEPTH, SAME_MATERIAL = 0.02, 0.1
+"""Difference up to which a pixel and its source show one surface: share of depth; albedo, roughness and metallic."""
+
+
+def still_motion(targets: Targets, camera: Camera, clips: int) -> Motion:
+    """The motion of all that stands still, from depth and cameras; what moves by itself is found by its buffers.
+
+    Args:
+        targets: true buffers of whole pictures.
+        camera: of [B T] pictures, at the same size.
+        clips: B.
+    """
+    with full_precision(targets.depth.device):  # pixels in bfloat16 would be off by whole ones
+        return _still_motion(targets, camera, clips)
+
+
+def _still_motion(targets: Targets, camera: Camera, clips: int) -> Motion:
+    height, width = targets.depth.shape[-2:]
+    depth = targets.depth.exp().flatten(0, 1)[:, 0]  # [B T, H, W]
+    fx, fy, cx, cy = (value.unflatten(0, (clips, -1)) for value in camera.intrinsics[:, :, None, None].unbind(1))
+    pose = camera.pose.unflatten(0, (clips, -1))  # [B, T, 4, 4]
+    z = depth.unflatten(0, (clips, -1))[:, 1:]
+    column = torch.arange(width, device=z.device) + 0.5
+    row = torch.arange(height, device=z.device)[:, None] + 0.5
+    points = torch.stack([(column - cx[:, 1:]) / fx[:, 1:] * z, -(row - cy[:, 1:]) / fy[:, 1:] * z, -z, z / z], -1)
+    to_before = torch.linalg.inv(pose[:, :-1]) @ pose[:, 1:]  # [B, T - 1, 4, 4]
+    x, y, away, _ = torch.einsum("btij,bthwj->ibthw", to_before, points)
+    ahead = (-away).clamp(min=1e-3)
+    vectors = torch.stack([fx[:, :-1] * x / ahead + cx[:, :-1] - column, cy[:, :-1] - fy[:, :-1] * y / ahead - row], 2)
+    flat = vectors.flatten(0, 1)  # [B (T - 1), 2, H, W]
+
+    def fetched(values: Tensor) -> Tensor:
+        return warp(values[:, :-1].flatten(0, 1).float(), flat).unflatten(0, vectors.shape[:2])
+
+    seen = targets.surface[:, 1:] & inside(flat).unflatten(0, vectors.shape[:2]) & (fetched(targets.surface) > 0.999)
+    seen &= ((fetched(targets.depth)[:, :, 0] - ahead.log()).abs() < SAME_DEPTH)[:, :, None]
+    for name in ("albedo", "roughness", "metallic"):
+        difference = (fetched(getattr(targets, name)) - getattr(targets, name)[:, 1:]).abs().amax(2, keepdim=True)
+        seen &= difference < SAME_MATERIAL
+    return Motion(vectors=_with_first(vectors), seen=_with_first(seen))
+
+
+def _with_first(values: Tensor) -> Tensor:
+    """A clip's first picture in front, which has none before it."""
+    return torch.cat([torch.zeros_like(values[:, :1]), values], 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,19 +305,21 @@ class InverseModelsConfig:
     inverse: InverseConfig
     profile: EncodingProfile = EncodingProfile()
     degradation: Degradation = Degradation()
+    weights: LossWeights = LossWeights()
 
     def build(self) -> InverseModels:
-        return InverseModels(self.inverse, self.profile, self.degradation)
+        return InverseModels(self)
 
 
 class InverseModels(nn.Module):
     """The inverse as the trainer sees it."""
 
-    def __init__(self, config: InverseConfig, profile: EncodingProfile, degradation: Degradation) -> None:
+    def __init__(self, config: InverseModelsConfig) -> None:
         super().__init__()
-        self.inverse = Inverse(config)
-        self.profile = profile
-        self.degradation = degradation
+        self.inverse = Inverse(config.inverse)
+        self.profile = config.profile
+        self.degradation = config.degradation
+        self.weights = config.weights
 
     def stage(self, config: StageConfig, data: Data) -> Stage:
         return InverseStage(config, self, data)
@@ -156,29 +347,44 @@ class InverseModels(nn.Module):
         """Degrades, mirrors and crops a batch."""
         values, rgb = batch.planes.values, batch.rgb
         focal = focal_of(values, self.profile)
+        camera = Camera(intrinsics=batch.intrinsics.flatten(0, 1), pose=batch.pose.flatten(0, 1))
+        motion = still_motion(targets_of(values, self.profile), camera, len(rgb))
         flips = torch.from_numpy(rng.random(rgb.shape[0]) < 0.5).to(rgb.device)
         rgb, values = mirror(degrade(rgb, self.degradation), values, flips, self.profile)
+        motion = _mirrored(motion, flips)
         rows, columns = (_crop(length, rng) for length in rgb.shape[-2:])
         focal = focal * rgb.shape[-1] / (columns.stop - columns.start)
         known = torch.from_numpy(rng.random(rgb.shape[0]) < 0.5).to(rgb.device)
         return Run(
             rgb=rgb[..., rows, columns],
             targets=targets_of(values[..., rows, columns], self.profile),
+            motion=Motion(vectors=motion.vectors[..., rows, columns], seen=motion.seen[..., rows, columns]),
             focal=torch.where(known, focal, 0.0),
         )
 
 
+def _mirrored(motion: Motion, flips: Bool[Tensor, " B"]) -> Motion:
+    """The motion of clips of which some are mirrored, left and right."""
+    chosen = flips[:, None, None, None, None]
+    turned = motion.vectors.flip(-1) * motion.vectors.new_tensor([-1.0, 1.0])[:, None, None]
+    return Motion(
+        vectors=torch.where(chosen, turned, motion.vectors), seen=torch.where(chosen, motion.seen.flip(-1), motion.seen)
+    )
+
+
 @dataclass(kw_only=True)
 class Run:
-    """Spoilt pictures, their true buffers, and focal lengths as `InverseNetwork` takes them."""
+    """Spoilt pictures, their true buffers and motion, and focal lengths as `InverseNetwork` takes them."""
 
     rgb: Float[Tensor, "B T 3 H W"]
     targets: Targets
+    motion: Motion
     focal: Float[Tensor, " B"]
 
-    def part(self, frames: slice) -> tuple[Tensor, Targets]:
+    def part(self, frames: slice) -> tuple[Tensor, Targets, Motion]:
         cut = {name: value[:, frames] for name, value in vars(self.targets).items()}
-        return self.rgb[:, frames], Targets(**cut)
+        moved = Motion(vectors=self.motion.vectors[:, frames], seen=self.motion.seen[:, frames])
+        return self.rgb[:, frames], Targets(**cut), moved
 
 
 @dataclass(kw_only=True)
@@ -210,9 +416,9 @@ class InverseStage(WithoutFinish):
         if streams is None or streams.start >= streams.run.rgb.shape[1]:
             streams = self._streams = self._begin()
         frames = slice(streams.start, streams.start + streams.frames)
-        rgb, targets = streams.run.part(frames)
+        rgb, targets, motion = streams.run.part(frames)
         estimate, state = self.models.inverse.network(rgb, streams.run.focal, streams.state)
-        loss, values = inverse_loss(estimate, targets, streams.last)
+        loss, values = inverse_loss(estimate, targets, streams.last, motion, self.models.weights)
         streams.start = frames.stop
         streams.state = state.detached()
         streams.last = (_newest(estimate), _newest(targets))

@@ -142,6 +142,9 @@ class Batch:
     """Rows of the caption bank: the caption changes where the look does."""
     sun: Float[Tensor, "B L 3"]
     """Towards the sun in the stream frame; zero = no sun."""
+    intrinsics: Float[Tensor, "B T 4"]
+    pose: Float[Tensor, "B T 4 4"]
+    """As in `Camera`."""
 
 
 @dataclass(kw_only=True)
@@ -198,6 +201,8 @@ class ClipPool:
             rgb=self._store["rgb"][slot, pick.repeat_interleave(FRAMES_PER_LATENT, 1), rows].float() / 255,
             caption=self._on_device(captions),
             sun=self._store["sun"][slot, pick],
+            intrinsics=self._store["intrinsics"][slot, rows],
+            pose=self._store["pose"][slot, rows],
         )
 
     def _draw_looks(self, batch: int, latents: int, rng: np.random.Generator, switch: float) -> np.ndarray:

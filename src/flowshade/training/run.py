@@ -13,8 +13,8 @@ from flowshade.device import choose_device
 from flowshade.errors import FlowshadeError
 from flowshade.presets import TRAININGS
 from flowshade.training.captions import build_banks, has_banks, load_banks, save_banks, world_descriptions
-from flowshade.training.checkpoint import load_checkpoint
 from flowshade.training.stages import StageConfig
+from flowshade.training.start import load_start
 from flowshade.training.trainer import TrainConfig, Trainer
 
 CAPTIONS = "captions"
@@ -48,7 +48,7 @@ def train(
         preset: a name in `TRAININGS`.
         folder: where checkpoints and logs go.
         captions: a folder of `write_captions`; None makes them in `folder / "captions"`.
-        start: a training checkpoint whose averaged weights a new run begins from.
+        start: what a new run begins from: a run's checkpoint (its averages), or weights such as the package's.
         seed: of weights, worlds and batches.
         scale_time: multiplies the time limit of every stage that has one.
         stages: only these stages, by name; None runs all.
@@ -61,13 +61,14 @@ def train(
     config = _configure(preset, seed=seed, scale_time=scale_time, stages=stages, device=device)
     if folder.exists() and not folder.is_dir():
         raise FlowshadeError(f"the run's folder {folder} is a file; give a folder, or a name that is free.")
-    begin = None if start is None else load_checkpoint(start)
+    if start is not None:
+        load_start(start)  # a file of another kind fails here, before captions are made
     if captions is None:
         captions = folder / "captions"
         if not has_banks(captions):
             print(f"making captions in {captions} (about a minute)", flush=True)
             write_captions(captions, seed=seed)
-    return Trainer(config, folder, *load_banks(captions), begin).run()
+    return Trainer(config, folder, *load_banks(captions), start).run()
 
 
 def _configure(

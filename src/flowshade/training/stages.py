@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -102,6 +102,9 @@ class ModelsConfig:
 
 class Models(nn.Module):
     """The renderer and the picture encoder that makes its targets."""
+
+    relearned: ClassVar = {"codec": "picture_encoder"}
+    """By stage: what it learns from nothing, since a file of a renderer's weights lacks it (`training.start`)."""
 
     def __init__(self, renderer: Renderer, picture_encoder: PictureEncoder) -> None:
         super().__init__()

@@ -19,6 +19,7 @@ from flowshade.training.captions import LookBank
 from flowshade.training.checkpoint import Checkpoint, Progress, load_checkpoint, restore_optimiser, save_checkpoint
 from flowshade.training.pool import ClipPool, ClipSpec, Producers
 from flowshade.training.stages import Data, Stage, StageConfig, Trainable
+from flowshade.training.start import begin_from, load_start
 
 
 class TrainableConfig(Protocol):
@@ -72,9 +73,9 @@ class Trainer:
     """
 
     def __init__(
-        self, config: TrainConfig, out: Path, looks: LookBank, captions: CaptionBank, start: Checkpoint | None = None
+        self, config: TrainConfig, out: Path, looks: LookBank, captions: CaptionBank, start: Path | None = None
     ) -> None:
-        """Makes the models; continues `out` if it holds a checkpoint, else begins from the averages of `start`."""
+        """Makes the models; continues `out` if it holds a checkpoint, else begins from `start` (see `load_start`)."""
         torch.manual_seed(config.seed)
         torch.backends.cudnn.benchmark = config.tune
         self.config = config
@@ -89,7 +90,8 @@ class Trainer:
             self.models.load_state_dict(self._resumed.model, strict=True)
             self.progress = self._resumed.progress
         elif start is not None:
-            self.models.load_state_dict(start.average, strict=True)
+            fresh = begin_from(self.models, load_start(start), what=str(start), stage=config.stages[0].name)
+            print(f"begins from {start}" + (f"; new: {len(fresh)} tensors" if fresh else ""), flush=True)
         self.average = {name: value.detach().clone() for name, value in self.models.state_dict().items()}
         if self._resumed is not None:
             self.average = {name: value.to(self.device) for name, value in self._resumed.average.items()}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.limits import check_fps
-from flowshade.gbuffer.io.pictures import read_picture
+from flowshade.gbuffer.io.pictures import read_upright
 from flowshade.gbuffer.io.reader import DEFAULT_FPS, check_name
 from flowshade.gbuffer.io.resize import resize_reference
 from flowshade.gbuffer.io.sequence import numbered
@@ -21,6 +21,8 @@ from flowshade.types import Frames
 
 PICTURE_SUFFIXES = (".png", ".tif", ".tiff", ".jpg", ".jpeg")
 """Of pictures that hold display values."""
+HIGH_RANGE = {16: "PQ", 18: "HLG"}
+"""H.273's numbers of transfer functions whose values are no display sRGB."""
 TOPS = {"uint8": 255, "uint16": 65535}
 """Type of a picture's numbers -> the one that means 1."""
 
@@ -28,16 +30,17 @@ TOPS = {"uint8": 255, "uint16": 65535}
 class Footage:
     """A video, a folder of pictures or one picture as frames in display sRGB; nothing is kept between calls.
 
-    Folders are ordered by the last number in each name; gaps and doubles are errors. Transparency is dropped, grey
-    becomes RGB.
+    Folders are ordered by the last number in each name; gaps and doubles are errors. Pictures and videos are turned as
+    their metadata says, transparency is dropped, grey becomes RGB, and up to 16 bits are kept.
 
     Args:
         path: a video file that FFmpeg decodes, a folder of PNG, TIFF or JPEG files, or one of those.
-        fps: frames a second; None takes the video's own, and 24 for pictures. Given, a video of variable rate is taken
-            frame by frame.
+        fps: frames a second; None takes the video's own, and 24 for pictures. A video of variable rate is brought to
+            it, each frame being the one shown at its time; of others the same frames are taken at another rate.
 
     Raises:
-        ClipError: nothing there, no picture stream, no frame, a gap, damage, or a rate that no clip can have.
+        ClipError: nothing there, no picture stream, no frame, a gap, damage, a variable rate and no `fps`, high dynamic
+            range, or a rate that no clip can have.
     """
 
     def __init__(self, path: Path | str, *, fps: float | None = None) -> None:
@@ -54,11 +57,14 @@ class Footage:
         elif self.path.suffix.lower() in PICTURE_SUFFIXES:
             self._pictures = [self.path]
         else:
-            self._video = VideoReader(self.path, any_rate=fps is not None)
+            self._video = VideoReader(self.path, deep=True, resample=fps, turn=True)
+            _check_range(self._video)
         self.frames = len(self._pictures) if self._video is None else self._video.frames
         self.size: tuple[int, int] = _decode(self._pictures[0]).shape[:2] if self._video is None else self._video.size
         own = DEFAULT_FPS if self._video is None else self._video.fps
         self.fps = check_fps(own if fps is None else fps, f"{self.path}: fps")
+        self.retimed = self._video is not None and self.fps != own
+        """Whether the video's frames are shown for another time than its own, so that its sound does not fit."""
 
     @property
     def is_video(self) -> bool:
@@ -79,7 +85,7 @@ class Footage:
                 "those it has. Give another number of frames."
             )
         if self._video is not None:
-            rgb = rearrange(self._video.read(start, stop), "t h w c -> t c h w").float() / 255
+            rgb = rearrange(self._video.read(start, stop), "t h w c -> t c h w").float() / self._video.top
         else:
             rgb = torch.stack([self._picture(path) for path in self._pictures[start:stop]])
         return Frames(rgb=rgb if size in (None, self.size) else resize_reference(rgb, size).clamp(0, 1))
@@ -109,6 +115,15 @@ class Footage:
         self.close()
 
 
+def _check_range(video: VideoReader) -> None:
+    if video.transfer in HIGH_RANGE:
+        raise ClipError(
+            f"{video.path} has high dynamic range ({HIGH_RANGE[video.transfer]}); expected a standard one, whose "
+            "values are display sRGB. Map its tones first: ffmpeg -i IN -vf zscale=t=linear:npl=203,format=gbrpf32le,"
+            "zscale=p=bt709,tonemap=hable,zscale=t=bt709:m=bt709:r=tv,format=yuv420p OUT.mp4"
+        )
+
+
 def _pictures_in(folder: Path) -> list[Path]:
     found = [path for path in folder.iterdir() if path.suffix.lower() in PICTURE_SUFFIXES and path.is_file()]
     found = [path for path in found if not path.name.startswith(".")]
@@ -121,7 +136,7 @@ def _pictures_in(folder: Path) -> list[Path]:
 
 
 def _decode(path: Path) -> np.ndarray:
-    values = read_picture(path)
+    values = read_upright(path)
     if str(values.dtype) not in TOPS:
         raise ClipError(
             f"{path} holds {values.dtype} values; expected a picture of 8 or 16 bits, in display sRGB. Write it so."

@@ -75,6 +75,25 @@ def read_picture(path: Path) -> np.ndarray:
     return read(path)
 
 
+def read_upright(path: Path) -> np.ndarray:
+    """`read_picture`, but turned and mirrored as a JPEG, PNG or TIFF file's metadata says."""
+    read = _TURNING_READERS.get(path.suffix.lower()) if path.exists() else None
+    return read_picture(path) if read is None else read(path, turn=True)
+
+
+TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
+    1: lambda stored: stored,
+    2: lambda stored: stored[:, ::-1],
+    3: lambda stored: stored[::-1, ::-1],
+    4: lambda stored: stored[::-1],
+    5: lambda stored: stored.swapaxes(0, 1),
+    6: lambda stored: np.rot90(stored, -1),
+    7: lambda stored: stored.swapaxes(0, 1)[::-1, ::-1],
+    8: lambda stored: np.rot90(stored),
+}
+"""Orientation (EXIF 2.32, table 8) -> what brings a picture upright."""
+
+
 def read_png(path: Path) -> np.ndarray:
     """[H, W] or [H, W, 3 or 4] uint8 or uint16 as stored, red first. Raises: as `read_picture`."""
     if not path.exists():
@@ -127,7 +146,7 @@ def _decoded(path: Path, data: bytes) -> np.ndarray:
     return np.ascontiguousarray(values[..., [2, 1, 0, *range(3, values.shape[2])]])
 
 
-def _read_tiff(path: Path) -> np.ndarray:
+def _read_tiff(path: Path, *, turn: bool = False) -> np.ndarray:
     data = _bytes(path)
     try:
         with warnings.catch_warnings():
@@ -148,24 +167,38 @@ def _read_tiff(path: Path) -> np.ndarray:
             f"{path} holds {planes} planes of {max(bits)}-bit {kind!r} values; expected 1, 3 or 4 of 8, 16 or 32-bit "
             "unsigned or 32-bit floating-point ones. Write it so."
         )
-    _check_upright(path, turned)
+    _check_upright(path, turned, turn)
     if pages:
         raise ClipError(f"{path} holds several pages; expected one picture a file. Write each frame to its own file.")
-    values = _decoded(path, data)
-    if values.shape[:2] != (height, width):
+    values = _decoded(path, data)  # which turns this format upright
+    if sorted(values.shape[:2]) != sorted((height, width)):
         raise ClipError(f"{path} is {values.shape[:2]} and its header says {(height, width)}. Write it again.")
     return values
 
 
-def _check_upright(path: Path, orientation: int) -> None:
-    if orientation != 1:
+def _upright(path: Path, stored: np.ndarray, orientation: int, turn: bool) -> np.ndarray:
+    _check_upright(path, orientation, turn)
+    return np.ascontiguousarray(TURNS[orientation](stored))
+
+
+def _check_upright(path: Path, orientation: int, turn: bool) -> None:
+    """Raises ClipError for a picture that is turned and must not be, or in a way that is unknown."""
+    if orientation != 1 and not turn:
         raise ClipError(
             f"{path} is stored turned (orientation {orientation} in its metadata); expected upright pictures. Turn it "
             "for good and clear the orientation: buffers of one clip must lie on one another."
         )
+    if orientation not in TURNS:
+        raise ClipError(f"{path} has the orientation {orientation} in its metadata; expected 1 to 8. Write it again.")
 
 
-def _read_jpeg(path: Path) -> np.ndarray:
+def _read_turned_png(path: Path, *, turn: bool) -> np.ndarray:
+    stored = read_png(path)  # checks the file
+    with Image.open(path, formats=["PNG"]) as picture:
+        return _upright(path, stored, picture.getexif().get(ORIENTATION, 1), turn)
+
+
+def _read_jpeg(path: Path, *, turn: bool = False) -> np.ndarray:
     data = _bytes(path)
     try:
         with warnings.catch_warnings():
@@ -185,10 +218,9 @@ def _read_jpeg(path: Path) -> np.ndarray:
         if isinstance(error, ClipError):
             raise
         raise ClipError(f"{path} ({len(data)} bytes) cannot be read as a JPEG picture ({reason(error)}).") from error
-    _check_upright(path, turned)
     if picture.mode not in ("L", "RGB"):
         raise ClipError(f"{path} is a {picture.mode} JPEG; expected grey or RGB. Write it so.")
-    return np.array(picture)
+    return _upright(path, np.array(picture), turned, turn)
 
 
 def _read_exr_picture(path: Path) -> np.ndarray:
@@ -241,6 +273,13 @@ _READERS: dict[str, Callable[[Path], np.ndarray]] = {
     ".jpeg": _read_jpeg,
     ".exr": _read_exr_picture,
     ".npy": read_npy,
+}
+_TURNING_READERS: dict[str, Callable[..., np.ndarray]] = {
+    ".png": _read_turned_png,
+    ".tif": _read_tiff,
+    ".tiff": _read_tiff,
+    ".jpg": _read_jpeg,
+    ".jpeg": _read_jpeg,
 }
 SUFFIXES = tuple(_READERS)
 """Of pictures that are read."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +43,8 @@ class ClipInfo:
     """Whether a picture of the scene comes with the buffers."""
     caption: str = ""
     warnings: tuple[str, ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """How it came about, as JSON holds it; kept by what is written from it."""
 
     @property
     def missing(self) -> tuple[str, ...]:

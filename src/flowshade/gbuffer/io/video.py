@@ -303,25 +303,46 @@ class VideoReader:
         path: any video file that FFmpeg decodes.
         deep: keep what a video of more than 8 bits has: pictures are then int32 up to `top`, which is 65535.
         any_rate: take the frames of a video of variable rate one after another, whatever their times.
+        resample: frames a second that a video of variable rate is brought to, each frame being the one that is shown at
+            its time: length and sound are kept. Others are read as they are.
+        turn: turn frames upright where the file says how; else such a file is refused.
 
     Raises:
         ClipError: not a video, no picture stream, rotated, larger than `limits` allows, or of variable frame rate.
     """
 
-    def __init__(self, path: Path | str, *, deep: bool = False, any_rate: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        deep: bool = False,
+        any_rate: bool = False,
+        resample: float | None = None,
+        turn: bool = False,
+    ) -> None:
         self.path = Path(path)
+        self._sources: np.ndarray | None = None
         self._open()
-        self.size = (self._stream.height, self._stream.width)
-        check_picture(self.path, self.size, 3, 2)
+        self._stored = (self._stream.height, self._stream.width)
+        check_picture(self.path, self._stored, 3, 2)
         self.variable_rate = False
-        self.frames, self.fps = self._scan(any_rate)
+        self.frames, self.fps = self._scan(any_rate or resample is not None)
+        if self.variable_rate and resample is not None:
+            self._resample(resample)
         self.subsampled = "444" not in self.pixel_format and not self.pixel_format.startswith(("rgb", "bgr", "gbr"))
         stored = self._stream.codec_context.format
         self.bits = max((part.bits for part in stored.components), default=8) if stored is not None else 8
         self.top = 65535 if deep and self.bits > 8 else 255
         self._open()
-        self._check_upright()
+        self.quarters = self._rotation(turn)
+        height, width = self._stored
+        self.size = (width, height) if self.quarters % 2 else self._stored
         self._open()
+
+    @property
+    def transfer(self) -> int:
+        """The number that H.273 gives to the video's transfer function; 2 where it is not said."""
+        return self._stream.codec_context.color_trc
 
     @property
     def pixel_format(self) -> str:
@@ -345,7 +366,8 @@ class VideoReader:
         if self._stream.codec_context is None:
             raise ClipError(f"{self.path} says no codec that is known; expected H.264 or anything FFmpeg decodes.")
         self._decoded = self._pictures()
-        self._next = 0
+        self._next, self._decoded_to = 0, -1
+        self._held: np.ndarray | None = None
 
     def _scan(self, any_rate: bool) -> tuple[int, float]:
         """Counts packets (headers can lie) and checks that they are evenly spaced."""
@@ -363,7 +385,8 @@ class VideoReader:
             raise ClipError(
                 f"{self.path} holds {count} of {announced or 'its'} frames; it is cut short. Write it again."
             )
-        steps = np.diff(sorted(times))
+        self._times = np.array(sorted(times))
+        steps = np.diff(self._times)
         self.variable_rate = bool(steps.size and steps.max() - steps.min() > max(1, 0.02 * np.median(steps)))
         if self.variable_rate and not any_rate:
             raise ClipError(
@@ -374,13 +397,29 @@ class VideoReader:
         rate = self._stream.average_rate
         return count, float(rate) if rate else 0.0
 
-    def _check_upright(self) -> None:
+    def _resample(self, fps: float) -> None:
+        """Finds which frame is shown at each time of an even rate."""
+        base = self._stream.time_base
+        if len(self._times) != self.frames or base is None:
+            raise ClipError(
+                f"{self.path} has a variable frame rate and says the times of {len(self._times)} of {self.frames} "
+                f"frames only; make its rate constant first: ffmpeg -i {self.path.name} -vf fps={fps:g} constant.mp4"
+            )
+        times = (self._times - self._times[0]) * float(base)
+        last = float(np.median(np.diff(times)))  # how long the last frame is shown
+        count = max(1, round((times[-1] + last) * fps))
+        self._sources = np.searchsorted(times, np.arange(count) / fps + 1e-6, side="right") - 1
+        self.frames, self.fps = count, float(fps)
+
+    def _rotation(self, turn: bool) -> int:
+        """Quarter turns, counterclockwise, that bring frames upright."""
         rotation = next((frame.rotation for frame in self._frames()), 0)
-        if rotation:
+        if rotation and (not turn or rotation % 90):
             raise ClipError(
                 f"{self.path} is stored rotated by {rotation} degrees; expected upright frames. "
                 "Rotate it for good first: ffmpeg -i IN -c:v libx264 -crf 10 OUT.mp4"
             )
+        return rotation // 90 % 4
 
     def _frames(self) -> Iterator[av.VideoFrame]:
         try:
@@ -392,12 +431,13 @@ class VideoReader:
 
     def _pictures(self) -> Iterator[np.ndarray]:
         for frame in self._frames():
-            if (frame.height, frame.width) != self.size:
+            if (frame.height, frame.width) != self._stored:
                 raise ClipError(
-                    f"{self.path} changes to {frame.height}x{frame.width} pixels from {self.size[0]}x{self.size[1]}; "
-                    "expected one size. It is damaged, or was joined from several: write it again."
+                    f"{self.path} changes to {frame.height}x{frame.width} pixels from {self._stored[0]}x"
+                    f"{self._stored[1]}; expected one size. It is damaged, or was joined from several: write it again."
                 )
-            yield self._picture(frame)
+            picture = self._picture(frame)
+            yield np.ascontiguousarray(np.rot90(picture, self.quarters)) if self.quarters else picture
 
     def _picture(self, frame: av.VideoFrame) -> np.ndarray:
         if self.top == 255:
@@ -422,14 +462,18 @@ class VideoReader:
         return torch.stack([torch.from_numpy(self._advance()) for _ in range(start, stop)])
 
     def _advance(self) -> np.ndarray:
-        picture = next(self._decoded, None)
-        if picture is None:
-            raise ClipError(
-                f"{self.path} ends after {self._next} frames; {self.frames} were expected from its packets. "
-                "It is cut short or damaged: write it again."
-            )
+        source = self._next if self._sources is None else int(self._sources[self._next])
+        while self._decoded_to < source:
+            self._held = next(self._decoded, None)
+            if self._held is None:
+                raise ClipError(
+                    f"{self.path} ends after {self._next} frames; {self.frames} were expected from its packets. "
+                    "It is cut short or damaged: write it again."
+                )
+            self._decoded_to += 1
+        assert self._held is not None
         self._next += 1
-        return picture
+        return self._held
 
     def windows(self, frames: int) -> Iterator[Shaped[Tensor, "T H W 3"]]:
         """Consecutive runs of `frames` pictures; the last may be shorter."""

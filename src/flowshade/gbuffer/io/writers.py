@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
@@ -40,6 +41,8 @@ INT32_MAX = 2**31 - 1
 EXR_SKY = 1e10
 """Metres, as Blender writes where a ray hits nothing; compositors dislike infinity."""
 WRITTEN = "written by Flowshade"
+ABOUT = "about.json"
+"""How a clip came about, where its source says so and the format has no place for it."""
 GRID_COLUMNS = 3
 CODING = Coding(depth_code="inverse:10")
 """How converted clips are coded: albedo sRGB, OpenGL normals, depth 10 / (z + 10)."""
@@ -121,7 +124,7 @@ class ClipSink(Sink):
 
     def _begin(self, overwrite: bool) -> None:
         info = self.reader.info
-        meta = {"source": info.path.name, "source_format": info.format}
+        meta = {"source": info.path.name, "source_format": info.format, **info.meta}
         self._writer = ClipWriter(
             self.path, size=self.size, fps=info.fps, caption=info.caption, meta=meta, overwrite=overwrite
         )
@@ -188,6 +191,9 @@ class FolderSink(Sink):
         if self._cameras:
             save_cameras(self._clip / CAMERAS_FILE, Camera.cat(self._cameras), self.reader.info.fps, self.size)
         self._finish()
+        if self.reader.info.meta:
+            text = json.dumps(dict(self.reader.info.meta), indent=1) + "\n"
+            (self._clip / ABOUT).write_text(text, encoding="utf-8")
         move_into_place(self._temporary, self.path)
 
 

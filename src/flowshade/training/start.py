@@ -1,0 +1,73 @@
+"""What a new run begins from: a run's checkpoint, or weights that are used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from flowshade.checkpoints.store import FORMAT, INVERSE_FORMAT, load_state, load_strictly
+from flowshade.errors import CheckpointError
+from flowshade.training.checkpoint import load_checkpoint
+
+PREFIXES = {FORMAT: "renderer.", INVERSE_FORMAT: "inverse."}
+"""Format of a file of weights -> where its model stands among those that are trained."""
+
+
+def load_start(path: Path) -> dict[str, Tensor]:
+    """The tensors of a run's `checkpoint.safetensors` (its averages), or of a renderer's or an inverse's weights.
+
+    Raises:
+        CheckpointError: no such file, or neither of these.
+    """
+    if not path.is_file():
+        raise CheckpointError(
+            f"nothing to begin from at {path}; expected a run's checkpoint.safetensors or a file of weights. Check it."
+        )
+    state, metadata = load_state(path)
+    if "progress" in metadata:
+        return load_checkpoint(path).average
+    prefix = PREFIXES.get(metadata.get("format", ""))
+    if prefix is None:
+        raise CheckpointError(
+            f"{path} is neither a run's checkpoint nor weights of Flowshade's (metadata {json.dumps(metadata)[:80]}); "
+            "give the checkpoint.safetensors of a run, or a file that `flowshade train` or the package brings."
+        )
+    return {f"{prefix}{name}": value.float() for name, value in state.items()}
+
+
+def begin_from(models: nn.Module, state: Mapping[str, Tensor], *, what: str, stage: str) -> list[str]:
+    """Copies tensors into models. Layers that the file knows nothing of may stay as they are if they begin as nothing.
+
+    Args:
+        models: with fresh weights. Where they have `relearned`, which names a module for a stage, that one may be
+            missing too if the run begins with that stage.
+        state: of all their tensors but those.
+        what: where it came from, for messages.
+        stage: the first one.
+
+    Returns:
+        Names that stay as they are.
+
+    Raises:
+        CheckpointError: other names or shapes; they are listed.
+    """
+    lacking = sorted(models.state_dict().keys() - state.keys())
+    relearned = getattr(models, "relearned", {}).get(stage)
+    nothing = _beginning_as_nothing(models)
+    fresh = [name for name in lacking if name in nothing or (relearned and name.startswith(f"{relearned}."))]
+    own = models.state_dict()
+    load_strictly(models, {**state, **{name: own[name] for name in fresh}}, what=what)
+    return fresh
+
+
+def _beginning_as_nothing(models: nn.Module) -> set[str]:
+    """Names of tensors of modules that change nothing while they are fresh."""
+    return {
+        f"{place}.{name}"
+        for place, module in models.named_modules()
+        if getattr(module, "begins_as_nothing", False)
+        for name in module.state_dict()
+    }
