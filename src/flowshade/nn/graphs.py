@@ -1,7 +1,7 @@
 """CUDA graphs: a function's kernels recorded once and launched again together, for functions bound by launching.
 
-A graphed function takes and gives tensors, in any nesting of dataclasses, tuples, lists and dicts, and keeps no state of
-its own: what a stream remembers goes in and comes out. It must not change its arguments and must not wait for the
+A graphed function takes and gives tensors, in any nesting of dataclasses, tuples, lists and dicts, and keeps no state
+of its own: what a stream remembers goes in and comes out. It must not change its arguments and must not wait for the
 device.
 """
 
@@ -105,8 +105,8 @@ class _Recorded:
 class Graphs:
     """Functions captured on the second call with arguments of one signature, and replayed from the third on.
 
-    The first call of a signature runs as it is: that is when implementations are timed and kernels compiled. Results are
-    copies, which later calls leave alone.
+    The first call of a signature runs as it is: that is when implementations are timed and kernels compiled. Results
+    are copies, which later calls leave alone.
 
     Args:
         capture: records a function (`CudaCapture`).

@@ -1,8 +1,8 @@
 # pyright: reportIndexIssue=false, reportMissingImports=false
 """`Kernels` written in Triton: one program a token, one pass over memory. Importing this needs Triton.
 
-Each row of D channels lies in one program's registers, so D is limited by what fits there; transformers of this kind have
-256 to 10,000. Plain versions: `nn.kernels`.
+Each row of D channels lies in one program's registers, so D is limited by what fits there; transformers of this kind
+have 256 to 10,000. Plain versions: `nn.kernels`.
 """
 
 from __future__ import annotations

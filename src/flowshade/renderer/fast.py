@@ -1,8 +1,8 @@
-"""The fast path: the same network with fused projections, fused kernels, timed attention, CUDA graphs and 8-bit layers.
+"""The fast path: the same network with fused projections and kernels, timed attention, CUDA graphs and 8-bit layers.
 
-`speed_up` is called once, on a renderer whose weights are loaded; `slow_down` takes it back. Parameters keep their names
-and values. Layers run fast where no gradients are asked for; the plain layers stay what training uses and what the fast
-ones are tested equal to.
+`speed_up` is called once, on a renderer whose weights are loaded; `slow_down` takes it back. Parameters keep their
+names and values. Layers run fast where no gradients are asked for; the plain layers stay what training uses and what
+the fast ones are tested equal to.
 
 Legend for shapes: as in `transformer`; S segments of the tokens, past and present, that differ in modulation.
 """
@@ -79,9 +79,9 @@ def speed_up(
 
     Args:
         renderer: changed in place. Its parameters and their names stay.
-        kernels: what runs between matrix products: `torch` (as it is), `inductor` (compiled by PyTorch, some seconds for
-            every new shape) or `triton` (written by hand). None = `triton` on a GPU that has it, else `torch`.
-        graphs: capture encoder, transformer and decoder as CUDA graphs, so that small windows are not bound by launching.
+        kernels: what runs between matrix products: `torch` (as it is), `inductor` (compiled by PyTorch, some seconds
+            for every new shape) or `triton` (written by hand). None = `triton` on a GPU that has it, else `torch`.
+        graphs: capture encoder, transformer and decoder as CUDA graphs, so that launching does not bound small windows.
             None = on a GPU.
         fp8: layers' matrix products in 8-bit floats with a scale a row; not the same outputs, see
             `benchmarks/flash.py`. GPUs of compute capability 8.9 and later.
@@ -225,7 +225,7 @@ class _Joined:
         return F.linear(x.to(self._weight.dtype), self._weight, self._bias)
 
     def gelu(self, x: Tensor | Rows8, approximate: str) -> Tensor | Rows8:
-        """The layer and a GELU; in 8 bits, and so the result, or with the GELU inside the product where that is faster."""
+        """The layer and a GELU; the result in 8 bits if layers are, else the GELU inside the product if faster."""
         if self._eight is not None:
             return self._tools.kernels.gelu8(self(x), approximate)
         assert isinstance(x, Tensor)

@@ -171,10 +171,16 @@ class FlashRenderer(nn.Module):
         if self.memory.view() is None:
             self.memory.start_with_zeros(noise, past_buffers)
         steps = self.config.steps if steps is None else steps
-        latents = staged(self.graphs, "roll", self._rolled, noise, buffers, self._text, self.memory.view(), steps)
+        latents = self.roll(noise, buffers, self._text, self.memory.view(), steps)
         self.memory.append(latents, past_buffers)
         self.latent_index += count
         return latents
+
+    def roll(
+        self, noise: Tensor, buffers: Tensor, text: TextMemory, history: History | None, steps: int
+    ) -> Float[Tensor, "1 C L h w"]:
+        """Noise to a window's latents."""
+        return staged(self.graphs, "roll", self._rolled, noise, buffers, text, history, steps)
 
     # What the graphs capture: functions of their arguments alone.
 
