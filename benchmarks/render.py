@@ -107,6 +107,7 @@ def load(model: str, preset: str | None, dtype: str, device: torch.device) -> tu
         torch.manual_seed(0)
         config = presets.debug_renderer() if preset == "debug" else presets.compact_renderer()
         renderer = Renderer(config).to(device).eval()
+        torch.nn.init.normal_(renderer.transformer.proj_out.weight, std=0.2)  # a new network's output is silent
         name = f"{config.name} (random weights)"
     if dtype == "bfloat16" or (dtype == "auto" and device.type == "cuda"):
         renderer.autocast_dtype = torch.bfloat16
