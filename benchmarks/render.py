@@ -2,10 +2,14 @@
 
     python benchmarks/render.py                                  # 240x416 on a CPU, 480x832 on a GPU
     python benchmarks/render.py --size 480x832 --device cuda --steps 2 --window 16 --windows 100
+    python benchmarks/render.py --device cuda --steps 2 --window 4 16 --variants plain triton+graphs inductor+graphs
 
 Counted: encoding buffers that lie on the device, the history, the transformer's steps, decoding, and pictures lying on
 the device in [0, 1]. Not counted: reading, tracing and copying buffers, encoding text, writing video. The first windows
 are warm-up, until the memory of the past is full. Prints a markdown row; `--json FILE` also keeps everything.
+
+`--variants` takes `plain`, the plain path, and `KERNELS` or `KERNELS+graphs`, what `renderer.fast.speed_up` is given;
+"differs" is |frames - plain frames| / |plain frames| over a stream's first four windows. `--budget` ends in time.
 """
 
 from __future__ import annotations
@@ -18,12 +22,17 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from datetime import date
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from flowshade.checkpoints.store import default_weights, load_renderer_file
+from flowshade.errors import FlowshadeError
+from flowshade.nn.tuning import disagreement
 from flowshade.provenance import hardware
+from flowshade.renderer.fast import slow_down, speed_up
 from flowshade.renderer.renderer import Renderer
 from flowshade.renderer.transformer import TextContext
 from flowshade.timing import StageTimer, watching
@@ -31,6 +40,8 @@ from flowshade.types import FRAMES_PER_LATENT, Camera, GBuffer
 
 PROMPT_TOKENS = 24
 """Of a typical caption. Random embeddings stand for it: encoding text is not counted."""
+
+VARIANTS = ("plain", "torch", "triton", "inductor", "torch+graphs", "triton+graphs", "inductor+graphs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +56,9 @@ class Result:
     dtype: str
     steps: int
     window: int
+    variant: str
+    differs: float
+    """From the plain path, relative."""
     windows: int
     frames_per_second: float
     """Frames over the time of all measured windows together."""
@@ -93,6 +107,7 @@ def load(model: str, preset: str | None, dtype: str, device: torch.device) -> tu
         torch.manual_seed(0)
         config = presets.debug_renderer() if preset == "debug" else presets.compact_renderer()
         renderer = Renderer(config).to(device).eval()
+        torch.nn.init.normal_(renderer.transformer.proj_out.weight, std=0.2)  # a new network's output is silent
         name = f"{config.name} (random weights)"
     if dtype == "bfloat16" or (dtype == "auto" and device.type == "cuda"):
         renderer.autocast_dtype = torch.bfloat16
@@ -121,7 +136,35 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure(renderer: Renderer, name: str, *, size: tuple[int, int], steps: int, window: int, windows: int) -> Result:
+def first_pictures(renderer: Renderer, clip: GBuffer, steps: int, windows: int = 4) -> torch.Tensor:
+    """Of a new stream."""
+    reset(renderer)
+    return torch.cat([renderer.push(clip, steps=steps).rgb for _ in range(windows)])
+
+
+def measure_variant(renderer: Renderer, name: str, variant: str, **setting: Any) -> Result:
+    """`measure`, with the renderer as the variant has it."""
+    plain = first_pictures(renderer, buffers(setting["size"], setting["window"], renderer.device), setting["steps"])
+    kernels, _, graphs = variant.partition("+")
+    try:
+        if kernels != "plain":
+            speed_up(renderer, kernels=kernels, graphs=graphs == "graphs")  # pyright: ignore[reportArgumentType]
+        return measure(renderer, name, variant=variant, plain=plain, **setting)
+    finally:
+        slow_down(renderer)
+
+
+def measure(
+    renderer: Renderer,
+    name: str,
+    *,
+    size: tuple[int, int],
+    steps: int,
+    window: int,
+    windows: int,
+    variant: str,
+    plain: torch.Tensor,
+) -> Result:
     """Warms up, then times a new stream's first window, `windows` windows, and the stages of some more."""
     device = renderer.device
     clip = buffers(size, window, device)
@@ -129,7 +172,7 @@ def measure(renderer: Renderer, name: str, *, size: tuple[int, int], steps: int,
     first_frame = min(first_window(renderer, first, steps) for _ in range(3))
     reset(renderer)
     # Each latent frame of the past must exist before the cost is that of a long stream.
-    for _ in range(-(-renderer.transformer.history_frames * FRAMES_PER_LATENT // window) + 2):
+    for _ in range(-(-renderer.transformer.history_frames * FRAMES_PER_LATENT // window) + 4):
         push(renderer, clip, steps)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -144,6 +187,8 @@ def measure(renderer: Renderer, name: str, *, size: tuple[int, int], steps: int,
         dtype=str(renderer.autocast_dtype or renderer.transformer.dtype).removeprefix("torch."),
         steps=steps,
         window=window,
+        variant=variant,
+        differs=disagreement(first_pictures(renderer, clip, steps), plain),
         windows=windows,
         frames_per_second=window * windows / sum(seconds),
         median_ms=1000 * statistics.median(seconds),
@@ -179,14 +224,26 @@ def peak_memory(device: torch.device) -> float:
 def table(results: list[Result]) -> str:
     """Markdown: a row a result."""
     names = list(dict.fromkeys(name for result in results for name in result.stages_ms))
-    header = ["hardware", "model", "size", "dtype", "steps", "window", "FPS", "median ms", "p99 ms", "first frame ms"]
-    rows = [[*header, *(f"{name} ms" for name in names), "peak MiB"]]
+    header = [
+        "hardware",
+        "model",
+        "size",
+        "dtype",
+        "steps",
+        "window",
+        "variant",
+        "FPS",
+        "median ms",
+        "p99 ms",
+        "first frame ms",
+    ]
+    rows = [[*header, *(f"{name} ms" for name in names), "peak MiB", "differs"]]
     rows.append(["---"] * len(rows[0]))
     for r in results:
         stages = [f"{r.stages_ms.get(name, 0):.1f}" for name in names]
-        what = [r.hardware, r.model, f"{r.size[0]}x{r.size[1]}", r.dtype, str(r.steps), str(r.window)]
+        what = [r.hardware, r.model, f"{r.size[0]}x{r.size[1]}", r.dtype, str(r.steps), str(r.window), r.variant]
         speed = [f"{value:.1f}" for value in (r.frames_per_second, r.median_ms, r.p99_ms, r.first_frame_ms)]
-        rows.append([*what, *speed, *stages, f"{r.peak_memory_mib:.0f}"])
+        rows.append([*what, *speed, *stages, f"{r.peak_memory_mib:.0f}", f"{r.differs:.1e}"])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -198,6 +255,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs="+", default=[2], help="one row each")
     parser.add_argument("--window", type=int, nargs="+", default=[16], help="frames a window; one row each")
     parser.add_argument("--windows", type=int, default=20, help="windows that are timed")
+    parser.add_argument("--variants", nargs="+", default=["plain"], choices=VARIANTS, help="one row each")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no row is started")
     parser.add_argument("--model", default="compact", help="a model's name or file")
     parser.add_argument("--preset", choices=("compact", "debug"), help="random weights of this preset, no model")
     parser.add_argument("--json", type=Path, help="also write the results here")
@@ -206,12 +265,20 @@ def main() -> None:
     height, width = (options.size or ("480x832" if device.type == "cuda" else "240x416")).split("x")
     renderer, name = load(options.model, options.preset, options.dtype, device)
     size = int(height), int(width)
-    results = [
-        measure(renderer, name, size=size, steps=steps, window=window, windows=options.windows)
-        for steps in options.steps
-        for window in options.window
-    ]
-    print(f"{date.today().isoformat()}, torch {torch.__version__}, {options.windows} windows, eager\n")
+    began, results = time.perf_counter(), []
+    for steps, window, variant in product(options.steps, options.window, options.variants):
+        what = f"{steps} steps, window {window}, {variant}"
+        if time.perf_counter() - began > options.budget:
+            print(f"{what}: not run, {options.budget:.0f} s are spent", flush=True)
+            continue
+        setting = {"size": size, "steps": steps, "window": window, "windows": options.windows}
+        try:
+            results.append(measure_variant(renderer, name, variant, **setting))
+        except FlowshadeError as error:  # a variant that this machine cannot run; the others go on
+            print(f"{what}: {error}", flush=True)
+            continue
+        print(f"{what}: {results[-1].frames_per_second:.1f} frames a second", flush=True)
+    print(f"\n{date.today().isoformat()}, torch {torch.__version__}, {options.windows} windows\n")
     print(table(results))
     if options.json:
         options.json.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")

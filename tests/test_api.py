@@ -168,3 +168,17 @@ def test_impossible_sizes_are_found_before_the_first_frame(
 def test_other_types_of_numbers_are_refused(debug_model: Path) -> None:
     with pytest.raises(FlowshadeError, match="expected torch.float32"):
         load_renderer(debug_model, device="cpu", dtype=torch.int8)
+
+
+def test_the_fast_path_renders_the_same(debug_model: Path, small_gbuffer: GBuffer) -> None:
+    plain = load_renderer(debug_model, device="cpu")
+    fast = load_renderer(debug_model, device="cpu", fast=True)
+    assert plain.model.transformer.fast is None and fast.model.transformer.fast is not None
+    for renderer in (plain, fast):
+        renderer.set_prompt("a street at night")
+    expected = plain.push(small_gbuffer).rgb
+    assert expected.std() > 0.01
+    torch.testing.assert_close(fast.push(small_gbuffer).rgb, expected, atol=1e-4, rtol=1e-4)
+    if not torch.cuda.is_available():
+        with pytest.raises(FlowshadeError, match="fp8 needs an NVIDIA GPU"):
+            load_renderer(debug_model, device="cpu", fp8=True)

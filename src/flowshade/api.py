@@ -29,6 +29,7 @@ from flowshade.gbuffer.io.resize import resize_reference
 from flowshade.inverse.diffusion import DiffusionConfig, DiffusionInverse
 from flowshade.inverse.stream import Inverse, VideoInverse
 from flowshade.inversion import InvertedClip, InvertedWindow
+from flowshade.renderer.fast import speed_up
 from flowshade.renderer.flash import FlashRenderer
 from flowshade.renderer.prompt import PromptEncoder
 from flowshade.renderer.renderer import Renderer
@@ -312,6 +313,9 @@ def load_renderer(
     dtype: torch.dtype | None = None,
     steps: int | None = None,
     styles: str | Path | None = None,
+    fast: bool = False,
+    compile: bool = False,
+    fp8: bool = False,
 ) -> StyledRenderer:
     """Loads a model by name, or from a file.
 
@@ -323,14 +327,20 @@ def load_renderer(
         dtype: what matrix products run in; None takes bfloat16 on a GPU and float32 on a CPU.
         steps: denoising steps a window; fewer are faster. None takes the model's own.
         styles: a further styles file.
+        fast: run the fast path (`renderer.fast.speed_up`): fused layers everywhere, on a GPU also CUDA graphs and
+            attention chosen by timing. The first windows of a shape take longer.
+        compile: the fast path with kernels that PyTorch compiles, some seconds for every new shape.
+        fp8: the fast path with 8-bit linear layers, which changes the pictures a little; GPUs of compute capability
+            8.9 and later.
 
     Raises:
         CheckpointError: weights that are missing, or are not what was expected.
-        FlowshadeError: another dtype, an unknown device, or an impossible number of steps.
+        FlowshadeError: another dtype, an unknown device, an impossible number of steps, or fp8 without such a GPU.
     """
     if name == FLASH:
         given = None if checkpoint is None else Path(checkpoint)
         loaded = load_flash(given, device=device, dtype=dtype, text_device=text_device)
+        _speed_up(loaded.renderer, fast, compile, fp8)
         return FlashStream(
             loaded.renderer,
             name=FLASH,
@@ -356,6 +366,7 @@ def load_renderer(
     if dtype is None:
         dtype = torch.bfloat16 if chosen.type == "cuda" else torch.float32
     model.autocast_dtype = None if dtype == torch.float32 else dtype
+    _speed_up(model, fast, compile, fp8)
     return StyledRenderer(
         model,
         name=model.config.name,
@@ -363,6 +374,11 @@ def load_renderer(
         steps=steps,
         styles=load_styles(styles),
     )
+
+
+def _speed_up(model: Renderer | FlashRenderer, fast: bool, compile: bool, fp8: bool) -> None:
+    if fast or compile or fp8:
+        speed_up(model, kernels="inductor" if compile else None, fp8=fp8)
 
 
 def load_inverse(

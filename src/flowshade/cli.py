@@ -303,6 +303,13 @@ def render(
     checkpoint: Checkpoint = None,
     text_device: TextDevice = "auto",
     styles: StylesFile = None,
+    fast: Annotated[
+        bool, arg(help="Fused layers, on a GPU also CUDA graphs and timed attention; the first windows take longer.")
+    ] = False,
+    compile: Annotated[bool, arg(help="As --fast, with kernels compiled by PyTorch.")] = False,
+    fp8: Annotated[
+        bool, arg(help="As --fast, with 8-bit linear layers: faster, slightly other pictures; recent NVIDIA GPUs.")
+    ] = False,
     format: Format = None,
     compare: Annotated[bool, arg(help="Also write OUT.compare.mp4: the buffers beside the result.")] = False,
     sheet: Annotated[bool, arg(help="Also write OUT.sheet.png: a few frames, their buffers and the result.")] = False,
@@ -340,6 +347,9 @@ def render(
         dtype=_parse_dtype(dtype),
         steps=steps,
         styles=styles,
+        fast=fast,
+        compile=compile,
+        fp8=fp8,
     )
     with _progress("rendering") as progress:
         outcome = report.render_to_files(job, renderer, progress, _warn)

@@ -78,11 +78,19 @@ class StageTimer:
 
 @contextmanager
 def watching(timer: StageTimer, renderer: Any) -> Iterator[None]:
-    """Has `timer` told how long a `Renderer`'s stages take: encode, history, transformer, decode."""
-    timer.watch(renderer.encoder, "forward", "encode")
-    timer.watch(renderer.transformer, "encode_history", "history")
-    timer.watch(renderer.transformer, "forward", "transformer")
-    timer.watch(renderer.decoder, "step", "decode")
+    """Has `timer` told how long a `Renderer`'s stages take: encode, history, transformer, decode.
+
+    Of a renderer that runs CUDA graphs, history and transformer are one graph: stage `transformer`.
+    """
+    if renderer.graphs is not None:
+        timer.watch(renderer, "encode", "encode")
+        timer.watch(renderer, "roll", "transformer")
+        timer.watch(renderer, "decode", "decode")
+    else:
+        timer.watch(renderer.encoder, "forward", "encode")
+        timer.watch(renderer.transformer, "encode_history", "history")
+        timer.watch(renderer.transformer, "forward", "transformer")
+        timer.watch(renderer.decoder, "step", "decode")
     try:
         yield
     finally:

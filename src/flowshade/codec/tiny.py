@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from flowshade.codec.wan_vae import ConvState
+from flowshade.nn.tuning import Tuner
 from flowshade.types import FRAMES_PER_LATENT
 
 
@@ -79,12 +80,12 @@ class MemoryBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "N C h w"], batch: int, state: ConvState) -> Float[Tensor, "N C h w"]:
         """The next frames of `batch` streams, [(batch frames), C, h, w]; `state` is changed."""
-        frames = x.unflatten(0, (batch, -1))  # [B, T, C, h, w]
-        before = state[self] if self in state else torch.zeros_like(frames[:, :1])
-        past = torch.cat([before, frames[:, :-1]], 1).flatten(0, 1)
-        state[self] = frames[:, -1:].clone()
-        pair = torch.cat([part.unflatten(1, (self.groups, -1)) for part in (x, past)], 2).flatten(1, 2)
-        return F.relu(x + self.conv(pair))
+        streams = x.chunk(batch)  # [T, C, h, w] each; four axes keep the order in memory that convolutions like
+        before = state[self].split(1) if self in state else [torch.zeros_like(x[:1])] * batch
+        state[self] = torch.cat([frames[-1:] for frames in streams])
+        past = torch.cat([part for first, frames in zip(before, streams) for part in (first, frames[:-1])])
+        pairs = zip(x.chunk(self.groups, 1), past.chunk(self.groups, 1))
+        return F.relu(x + self.conv(torch.cat([part for pair in pairs for part in pair], 1)))
 
 
 class _UpStage(nn.Module):
@@ -99,8 +100,17 @@ class _UpStage(nn.Module):
         for block in self.blocks:
             x = block(x, batch, state)
         # Growth in time is pointwise, so it may come before the doubling, where it costs a quarter.
-        x = rearrange(self.grow(x), "n (t c) h w -> (n t) c h w", t=self.frames)
+        x = _frames_from_channels(self.grow(x), self.frames)
         return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+
+
+def _frames_from_channels(x: Float[Tensor, "N D h w"], frames: int) -> Float[Tensor, "M C h w"]:
+    """Channels (t c) to frames (n t), in the order in memory that `x` has."""
+    if frames == 1:
+        return x
+    if x.is_contiguous(memory_format=torch.channels_last):
+        return rearrange(rearrange(x, "n (t c) h w -> (n t) h w c", t=frames), "n h w c -> n c h w")
+    return rearrange(x, "n (t c) h w -> (n t) c h w", t=frames)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,10 +169,41 @@ class GroupedEncoder(nn.Module):
         x = F.relu(self.conv_in(x))
         for block in self.blocks:
             x = block(x, batch, state)
-        x = rearrange(x, "(b l t) (g c) h w -> (b l) (g t c) h w", b=batch, t=FRAMES_PER_LATENT, g=groups)
+        x = _channels_from_frames(x, groups)
         x = self.conv_out(F.relu(self.merge(x)))
         return rearrange(x, "(b l) c h w -> b c l h w", b=batch)
 
 
+def _channels_from_frames(x: Float[Tensor, "M C h w"], groups: int) -> Float[Tensor, "N D h w"]:
+    """The frames of a latent beside each other in every group, in the order in memory that `x` has."""
+    sizes = {"t": FRAMES_PER_LATENT, "g": groups}
+    if x.is_contiguous(memory_format=torch.channels_last):
+        merged = rearrange(x, "(l t) (g c) h w -> l h w (g t c)", **sizes)
+        return rearrange(merged, "l h w c -> l c h w")
+    return rearrange(x, "(l t) (g c) h w -> l (g t c) h w", **sizes)
+
+
+class GroupedConv(nn.Conv2d):
+    """A convolution in groups: as one, or as one a group where timing says so."""
+
+    tuner: Tuner | None = None
+    """Times both, once a shape; None = as one."""
+
+    def forward(self, input: Float[Tensor, "N C h w"]) -> Float[Tensor, "N D h w"]:
+        if self.tuner is None or torch.is_grad_enabled():
+            return super().forward(input)
+        kind = ("convolution in groups", tuple(input.shape), tuple(self.weight.shape), self.groups, input.dtype)
+        return self.tuner.run(
+            kind, {"as one": lambda: nn.Conv2d.forward(self, input), "apart": lambda: self.apart(input)}
+        )
+
+    def apart(self, input: Float[Tensor, "N C h w"]) -> Float[Tensor, "N D h w"]:
+        """Group by group."""
+        biases = [None] * self.groups if self.bias is None else self.bias.chunk(self.groups)
+        parts = zip(input.chunk(self.groups, 1), self.weight.chunk(self.groups), biases)
+        return torch.cat([F.conv2d(x, weight, bias, padding=self.padding) for x, weight, bias in parts], 1)  # pyright: ignore
+
+
 def _conv(channels: int, width: int, *, bias: bool = True, groups: int = 1) -> nn.Conv2d:
-    return nn.Conv2d(channels, width, 3, padding=1, bias=bias, groups=groups)
+    kind = nn.Conv2d if groups == 1 else GroupedConv
+    return kind(channels, width, 3, padding=1, bias=bias, groups=groups)

@@ -69,8 +69,12 @@ class Attention(nn.Module):
         """The keys of the past as the present sees them."""
         if self.history_key_scale is None:
             return past
-        scale = 1 + torch.sigmoid(self.history_key_scale) * (self.MAX_HISTORY_SCALE - 1)
-        return KeysValues((past.keys * scale[:, None, None]).type_as(past.keys), past.values)
+        return KeysValues((past.keys * self.history_factor()[:, None, None]).type_as(past.keys), past.values)
+
+    def history_factor(self) -> Float[Tensor, "H"]:
+        """What a head's keys of the past are multiplied with; only with `amplify_history`."""
+        assert self.history_key_scale is not None
+        return 1 + torch.sigmoid(self.history_key_scale) * (self.MAX_HISTORY_SCALE - 1)
 
     def attend(
         self, queries: Float[Tensor, "B H N D"], context: KeysValues, mask: Bool[Tensor, "B 1 M S"] | None = None

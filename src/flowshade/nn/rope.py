@@ -7,6 +7,8 @@ frames from 0 for ever and its past ones from -1 down.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +42,30 @@ class Rotation:
         even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)
         cos, sin = self.cos[:, None], self.sin[:, None]  # [N, 1, D]
         return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2).type_as(x)
+
+
+class Rotations:
+    """Rotations by what they depend on, so that each is computed once a shape.
+
+    Args:
+        capacity: how many are kept, the least recently used going first.
+    """
+
+    def __init__(self, capacity: int = 32) -> None:
+        self._capacity = capacity
+        self._entries: OrderedDict[Hashable, Rotation] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Rotation]) -> Rotation:
+        if key not in self._entries:
+            self._entries[key] = make()
+            if len(self._entries) > self._capacity:
+                self._entries.popitem(last=False)
+        self._entries.move_to_end(key)
+        return self._entries[key]
+
+    def tensors(self) -> list[Tensor]:
+        """All that is kept."""
+        return [part for turn in self._entries.values() for part in (turn.cos, turn.sin)]
 
 
 def rotation(

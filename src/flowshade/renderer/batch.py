@@ -43,14 +43,14 @@ def push_together(
         values=torch.cat([part.values for part in each]), present=torch.cat([part.present for part in each])
     )
     with renderer.autocast():
-        buffers = renderer.encoder(planes)
+        buffers = renderer.encode(planes)
         count, height, width = buffers.shape[2:]
         shape = (renderer.config.transformer.latent_channels, height, width)
         noise = [stream_noise(stream.seed, stream.latent_index, count, shape, buffers.device) for stream in streams]
-        history = renderer.transformer.encode_history(_joined_past(streams))
         text, sun = _joined_text(streams), _joined_suns(streams)
-        latents = renderer.denoise(torch.cat(noise), buffers, text, sun, history, steps=steps)
-        rgb, state = renderer.decoder.step(latents, planes, _joined_state(streams, latents))
+        steps = renderer.config.steps if steps is None else steps
+        latents = renderer.roll(torch.cat(noise), buffers, text, sun, _joined_past(streams), steps)
+        rgb, state = renderer.decode(latents, planes, _joined_state(streams, latents))
     pictures = [crop(rgb[index : index + 1], window) for index, window in enumerate(windows)]
     for index, stream in enumerate(streams):
         one = slice(index, index + 1)

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from flowshade.codec.tiny import GroupedEncoder, GroupedEncoderConfig, TinyDecoder, TinyDecoderConfig
 from flowshade.codec.wan_vae import ConvState
-from flowshade.renderer.memory import HistoryMemory
+from flowshade.nn.graphs import Graphs, staged
+from flowshade.renderer.memory import History, HistoryMemory
 from flowshade.renderer.schedule import FlowMatching
 from flowshade.renderer.stream import rollout_window, stream_noise
 from flowshade.renderer.transformer import TextContext, TextMemory, TransformerConfig, WorldTransformer
@@ -69,6 +70,8 @@ class FlashRenderer(nn.Module):
         self.decoder = TinyDecoder(config.decoder) if decoder is None else decoder
         self.autocast_dtype: torch.dtype | None = None
         """For the interface of `Renderer`; the weights' own types decide here."""
+        self.graphs: Graphs | None = None
+        """CUDA graphs of the stages (`renderer.fast.speed_up`); None = none."""
         self._text: TextMemory | None = None
         self.reset()
 
@@ -109,10 +112,20 @@ class FlashRenderer(nn.Module):
             window: all five buffers; whole latents of 4 frames but for a stream's last window.
             steps: denoising steps; the config's when None.
         """
-        planes = self.stack(window)
-        buffers = self.encoder(planes, self._encoder_state)
-        latents = self.denoise(buffers, steps=steps)
-        return _crop(self.decoder.step(latents, self._decoder_state), window)
+        latents = self.denoise(self.encode(window), steps=steps)
+        return _crop(self.decode(latents), window)
+
+    def encode(self, window: FlashPlanes) -> Float[Tensor, "1 D L h w"]:
+        """The buffers' features of the next window. Side effect: the encoder moves on."""
+        features, self._encoder_state = staged(
+            self.graphs, "encode", self._encoded, self._gathered(window), self._encoder_state
+        )
+        return features
+
+    def decode(self, latents: Float[Tensor, "1 C L h w"]) -> Float[Tensor, "1 T 3 H W"]:
+        """The pictures of the next window. Side effect: the decoder moves on."""
+        rgb, self._decoder_state = staged(self.graphs, "decode", self._decoded, latents, self._decoder_state)
+        return rgb
 
     @torch.no_grad()
     def render(
@@ -127,15 +140,23 @@ class FlashRenderer(nn.Module):
 
     def stack(self, window: FlashPlanes) -> Float[Tensor, "1 T D H W"]:
         """Planes in [-1, 1] in the order `BUFFERS`, padded to whole latents and patches."""
+        return self._normalised(self._gathered(window))
+
+    def _gathered(self, window: FlashPlanes) -> UInt8[Tensor, "T B 3 H W"]:
+        """The buffers in the order `BUFFERS` on the device."""
         missing = [name for name in BUFFERS if name not in window]
         if missing:
             raise ValueError(f"the clip lacks {', '.join(missing)}; this model takes all of {', '.join(BUFFERS)}.")
-        stacked = torch.stack([window[name] for name in BUFFERS], 1).to(self.device)  # [T, 5, 3, H, W]
+        return torch.stack([window[name] for name in BUFFERS], 1).to(self.device)
+
+    def _normalised(self, stacked: UInt8[Tensor, "T B 3 H W"]) -> Float[Tensor, "1 T D H W"]:
         planes = rearrange(stacked, "t b c h w -> 1 (b c) t h w").float() * (2 / 255) - 1
         frames, height, width = planes.shape[2:]
         multiple = self.pixel_multiple
         padding = (0, -width % multiple, 0, -height % multiple, 0, -frames % FRAMES_PER_LATENT)
-        return F.pad(planes, padding, mode="replicate").transpose(1, 2)
+        if any(padding):
+            planes = F.pad(planes, padding, mode="replicate")
+        return planes.transpose(1, 2)
 
     @torch.no_grad()
     def denoise(self, buffers: Float[Tensor, "1 D L h w"], *, steps: int | None = None) -> Float[Tensor, "1 C L h w"]:
@@ -149,14 +170,31 @@ class FlashRenderer(nn.Module):
         past_buffers = buffers if config.history_buffers else None
         if self.memory.view() is None:
             self.memory.start_with_zeros(noise, past_buffers)
-        history = self.transformer.encode_history(self.memory.view())
         steps = self.config.steps if steps is None else steps
-        latents = rollout_window(
-            self.transformer, self.config.schedule, noise, buffers, self._text, None, history, steps=steps
-        )
+        latents = self.roll(noise, buffers, self._text, self.memory.view(), steps)
         self.memory.append(latents, past_buffers)
         self.latent_index += count
         return latents
+
+    def roll(
+        self, noise: Tensor, buffers: Tensor, text: TextMemory, history: History | None, steps: int
+    ) -> Float[Tensor, "1 C L h w"]:
+        """Noise to a window's latents."""
+        return staged(self.graphs, "roll", self._rolled, noise, buffers, text, history, steps)
+
+    # What the graphs capture: functions of their arguments alone.
+
+    def _encoded(self, stacked: Tensor, state: ConvState) -> tuple[Tensor, ConvState]:
+        state = dict(state)
+        return self.encoder(self._normalised(stacked), state), state
+
+    def _decoded(self, latents: Tensor, state: ConvState) -> tuple[Tensor, ConvState]:
+        state = dict(state)
+        return self.decoder.step(latents, state), state
+
+    def _rolled(self, noise: Tensor, buffers: Tensor, text: TextMemory, history: History | None, steps: int) -> Tensor:
+        past = self.transformer.encode_history(history)
+        return rollout_window(self.transformer, self.config.schedule, noise, buffers, text, None, past, steps=steps)
 
     def state_bytes(self) -> int:
         """Memory that the stream's state takes, in bytes; does not grow."""

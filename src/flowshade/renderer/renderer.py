@@ -9,20 +9,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from flowshade.codec.decoder import DecoderConfig, GuidedDecoder
+from flowshade.codec.decoder import DecoderConfig, DecoderState, GuidedDecoder
 from flowshade.codec.encoder import STRIDE, BufferEncoder, BufferEncoderConfig
 from flowshade.codec.encoding import EncodingProfile
+from flowshade.nn.graphs import Graphs, staged
+from flowshade.renderer.memory import History
 from flowshade.renderer.schedule import FlowMatching
 from flowshade.renderer.stream import Stream, crop, pad_planes, rollout_window
 from flowshade.renderer.transformer import (
     HistoryKV,
     HistoryTokens,
+    PaddedText,
     TextContext,
     TextMemory,
     TransformerConfig,
     WorldTransformer,
 )
-from flowshade.types import FRAMES_PER_LATENT, Frames, GBuffer
+from flowshade.types import FRAMES_PER_LATENT, Frames, GBuffer, Planes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +74,9 @@ class Renderer(nn.Module):
         self.decoder = GuidedDecoder(config.decoder, config.profile)
         self.autocast_dtype: torch.dtype | None = None
         """Type that matrix products run in on a GPU; None = the weights' own."""
+        self.graphs: Graphs | None = None
+        """CUDA graphs of the stages (`renderer.fast.speed_up`); None = none."""
+        self._padded = PaddedText()
         self.stream = Stream(self)
 
     @property
@@ -105,6 +111,40 @@ class Renderer(nn.Module):
     def push(self, window: GBuffer, *, steps: int | None = None) -> Frames:
         """Renders the next window of the own stream (see `Stream.push`)."""
         return self.stream.push(window, steps=steps)
+
+    def encode(self, planes: Planes) -> Float[Tensor, "B D L h w"]:
+        """The encoder, from a graph where there is one."""
+        return staged(self.graphs, "encode", self.encoder, planes)
+
+    def roll(
+        self,
+        noise: Float[Tensor, "B C L h w"],
+        buffers: Float[Tensor, "B D L h w"],
+        text: TextMemory,
+        sun: Float[Tensor, "B 3"] | None,
+        history: History | None,
+        steps: int,
+    ) -> Float[Tensor, "B C L h w"]:
+        """What a window needs of the past, and `denoise`; from a graph where there is one."""
+        text = text if self.graphs is None else self._padded.of(text)
+        return staged(self.graphs, "roll", self._roll, noise, buffers, text, sun, history, steps)
+
+    def decode(
+        self, latents: Float[Tensor, "B C L h w"], planes: Planes, state: DecoderState | None
+    ) -> tuple[Float[Tensor, "B T 3 H W"], DecoderState]:
+        """The decoder's next step, from a graph where there is one."""
+        return staged(self.graphs, "decode", self.decoder.step, latents, planes, state)
+
+    def _roll(
+        self,
+        noise: Tensor,
+        buffers: Tensor,
+        text: TextMemory,
+        sun: Tensor | None,
+        history: History | None,
+        steps: int,
+    ) -> Tensor:
+        return self.denoise(noise, buffers, text, sun, self.transformer.encode_history(history), steps=steps)
 
     def denoise(
         self,

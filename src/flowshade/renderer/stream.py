@@ -127,9 +127,9 @@ class Stream:
         """
         planes = pad_planes(self.encode(window), self._renderer.pixel_multiple)
         with self._renderer.autocast():
-            buffers = self._renderer.encoder(planes)
+            buffers = self._renderer.encode(planes)
             latents = self.denoise(buffers, steps=steps)
-            rgb, self.decoder_state = self._renderer.decoder.step(latents, planes, self.decoder_state)
+            rgb, self.decoder_state = self._renderer.decode(latents, planes, self.decoder_state)
         return crop(rgb, window)
 
     def encode(self, window: GBuffer) -> Planes:
@@ -149,8 +149,8 @@ class Stream:
         count, height, width = buffers.shape[2:]
         shape = (renderer.config.transformer.latent_channels, height, width)
         noise = stream_noise(self.seed, self.latent_index, count, shape, buffers.device)
-        history_kv = renderer.transformer.encode_history(self.memory.view())
-        latents = renderer.denoise(noise, buffers, self._text, self.sun, history_kv, steps=steps)
+        steps = renderer.config.steps if steps is None else steps
+        latents = renderer.roll(noise, buffers, self._text, self.sun, self.memory.view(), steps)
         self.memory.append(latents, buffers if renderer.config.transformer.history_buffers else None)
         self.latent_index += count
         return latents

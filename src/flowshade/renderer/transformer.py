@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from flowshade.nn.attention import Attention, FeedForward, KeysValues
 from flowshade.nn.embedding import TwoLayers, sinusoid
 from flowshade.nn.fields import ADDED_LATER
 from flowshade.nn.precision import autocast_enabled, full_precision
-from flowshade.nn.rope import Rotation, pad_to_multiple, rotation
+from flowshade.nn.rope import Rotation, Rotations, pad_to_multiple, rotation
 from flowshade.renderer.memory import History, HistoryBand
 
 
@@ -116,6 +116,34 @@ class TextMemory:
     """Mean of the embedded tokens."""
 
 
+class PaddedText:
+    """Prompts with masks at a few lengths, so that what is made for one length serves many prompts."""
+
+    MULTIPLE = 64
+
+    def __init__(self) -> None:
+        self._given: TextMemory | None = None
+        self._padded: TextMemory | None = None
+
+    def of(self, text: TextMemory) -> TextMemory:
+        """`text` with masked tokens behind it; as it is if it has no mask, since all of it is then looked at."""
+        if text.mask is None:
+            return text
+        if self._padded is None or text is not self._given:
+            self._given, self._padded = text, self._longer(text, -text.mask.shape[-1] % self.MULTIPLE)
+        return self._padded
+
+    def _longer(self, text: TextMemory, missing: int) -> TextMemory:
+        assert text.mask is not None
+        layers = tuple(
+            None
+            if layer is None
+            else KeysValues(F.pad(layer.keys, (0, 0, 0, missing)), F.pad(layer.values, (0, 0, 0, missing)))
+            for layer in text.layers
+        )
+        return TextMemory(layers, F.pad(text.mask, (0, missing), value=False), text.pooled)
+
+
 @dataclass(frozen=True)
 class HistoryTokens:
     """An embedded past."""
@@ -134,6 +162,39 @@ class HistoryKV:
     mask: Bool[Tensor, "B P"] | None
 
 
+class FastLayers(Protocol):
+    """All layers of a transformer at once, for inference (`renderer.fast`)."""
+
+    def present(
+        self,
+        x: Float[Tensor, "B N D"],
+        temb: Float[Tensor, "B D"],
+        modulation: Float[Tensor, "B 6 D"],
+        turn: Rotation,
+        text: TextMemory,
+        past: HistoryKV | None,
+    ) -> Float[Tensor, "B N D"]:
+        """The layers and the output norm, where the present looks at the past's keys or there is no past."""
+        ...
+
+    def joint(
+        self,
+        x: Float[Tensor, "B N D"],
+        temb: Float[Tensor, "B D"],
+        modulation: Float[Tensor, "B 6 D"],
+        turn: Rotation,
+        text: TextMemory,
+        past: HistoryTokens,
+        past_modulation: Float[Tensor, "B 6 D"],
+    ) -> Float[Tensor, "B N D"]:
+        """The layers and the output norm, past and present in one sequence; gives the present."""
+        ...
+
+    def remember(self, past: HistoryTokens, modulation: Float[Tensor, "B 6 D"]) -> HistoryKV:
+        """Every layer's keys and values of the past on its own."""
+        ...
+
+
 class WorldTransformer(nn.Module):
     """Predicts the velocity of a window of latents."""
 
@@ -142,6 +203,9 @@ class WorldTransformer(nn.Module):
         if sum(config.rope_dims) != config.head_dim or any(dim % 2 for dim in config.rope_dims):
             raise ValueError(f"got rope_dims {config.rope_dims}; expected even numbers that sum to {config.head_dim}.")
         self.config = config
+        self.fast: FastLayers | None = None
+        """What runs the layers when no gradients are asked for; None = the plain layers."""
+        self.rotations = Rotations()
         dim = config.width
         self.patch_embedding = _patches(config.latent_channels + config.buffer_channels, dim, config.patch)
         self.history_proj, channels = None, config.latent_channels
@@ -209,17 +273,20 @@ class WorldTransformer(nn.Module):
         memory = text if isinstance(text, TextMemory) else self.encode_text(text)
         x = self._embed_window(latents, buffers)
         grid = latents.shape[3] // config.patch[1], latents.shape[4] // config.patch[2]
-        times = torch.arange(latents.shape[2] // config.patch[0], device=latents.device)
-        turn = rotation(times, grid, config.rope_dims, config.rope_theta)
+        turn = self._present_rotation(latents.shape[2] // config.patch[0], grid, latents.device)
         temb, modulation = self.condition_embedder(timestep, memory.pooled, sun)
+        fast = None if torch.is_grad_enabled() else self.fast
         if isinstance(history_kv, HistoryTokens):
-            x = self._joint(x, modulation, turn, memory, history_kv)
+            if fast is None:
+                x = self.norm_out(self._joint(x, modulation, turn, memory, history_kv), temb)
+            else:
+                _, past_modulation = self.condition_embedder.at_zero(history_kv.tokens)
+                x = fast.joint(x, temb, modulation, turn, memory, history_kv, past_modulation)
+        elif fast is None:
+            x = self.norm_out(self._present(x, modulation, turn, memory, history_kv), temb)
         else:
-            mask = None if history_kv is None else _over_past(history_kv.mask, x.shape[1])
-            for layer, block in enumerate(self.blocks):
-                past = None if history_kv is None else history_kv.layers[layer]
-                x = block(x, modulation, turn, memory.layers[layer], memory.mask, past, mask)
-        velocity = self.proj_out(self.norm_out(x, temb))
+            x = fast.present(x, temb, modulation, turn, memory, history_kv)
+        velocity = self.proj_out(x)
         t, y, x_patch = config.patch
         return rearrange(
             velocity,
@@ -234,14 +301,13 @@ class WorldTransformer(nn.Module):
     def embed_buffers(self, buffers: Float[Tensor, "B D L h w"]) -> Float[Tensor, "B N D"]:
         """The buffers' share of the patch embedding, the same in every step of a window."""
         weight = self.patch_embedding.weight[:, self.config.latent_channels :]
-        bias = self.patch_embedding.bias
-        return _tokens(F.conv3d(buffers.to(weight.dtype), weight, bias, stride=self.config.patch))
+        return patch_tokens(buffers.to(weight.dtype), weight, self.patch_embedding.bias)
 
     def encode_text(self, text: TextContext) -> TextMemory:
         """Every layer's keys and values of a prompt."""
         tokens, mask, pooled = self.condition_embedder.embed_text(text)
         layers = tuple(
-            block.attn2.keys_values(tokens) if block.attn2 is not None else None for block in self._typed_blocks
+            block.attn2.keys_values(tokens) if block.attn2 is not None else None for block in self.typed_blocks
         )
         return TextMemory(layers, None if mask is None else mask[:, None, None], pooled)
 
@@ -259,15 +325,17 @@ class WorldTransformer(nn.Module):
         if self.config.memory == "full":
             return embedded
         _, modulation = self.condition_embedder.at_zero(embedded.tokens)
+        if self.fast is not None and not torch.is_grad_enabled():
+            return self.fast.remember(embedded, modulation)
         x, layers, last = embedded.tokens, [], len(self.blocks) - 1
-        mask = _among_past(embedded.mask)
-        for layer, block in enumerate(self._typed_blocks):
+        mask = among_past(embedded.mask)
+        for layer, block in enumerate(self.typed_blocks):
             keys_values, x = block.remember(x, modulation, embedded.rotation, mask, only_keys=layer == last)
             layers.append(keys_values)
         return HistoryKV(tuple(layers), embedded.mask)
 
     @property
-    def _typed_blocks(self) -> list[WorldBlock]:
+    def typed_blocks(self) -> list[WorldBlock]:
         return list(self.blocks)  # pyright: ignore[reportReturnType]
 
     def _embed_window(self, latents: Tensor, buffers: Tensor | None) -> Tensor:
@@ -280,26 +348,33 @@ class WorldTransformer(nn.Module):
             )
         latents = latents.to(self.dtype)
         if buffers is None:
-            x = _tokens(self.patch_embedding(latents))
+            x = patch_tokens(latents, self.patch_embedding.weight, self.patch_embedding.bias)
         else:
             share = buffers if buffers.ndim == 3 else self.embed_buffers(buffers)
             weight = self.patch_embedding.weight[:, : self.config.latent_channels]
-            x = _tokens(F.conv3d(latents, weight, stride=self.config.patch)) + share
+            x = patch_tokens(latents, weight, None) + share
         return _residual(x)
+
+    def _present_rotation(self, frames: int, grid: tuple[int, int], device: torch.device) -> Rotation:
+        config = self.config
+        return self.rotations.get(
+            (frames, grid, device),
+            lambda: rotation(torch.arange(frames, device=device), grid, config.rope_dims, config.rope_theta),
+        )
 
     def _embed_history(self, history: History) -> HistoryTokens:
         tokens, turns, masks = [], [], []
         for band, patches, part, times in self._history_parts(history):
             volume = self._history_volume(part)  # [B, channels, frames, h, w]
-            tokens.append(_tokens(patches(_pooled(volume, part.valid, band))))
-            turns.append(self._history_rotation(band, times, volume.shape[3:]))
+            tokens.append(patch_tokens(_pooled(volume, part.valid, band), patches.weight, patches.bias))
+            turns.append(self._history_rotation(band, times, volume.shape[3:], volume.device))
             if history.valid is not None:
                 valid = history.valid[:, :1].new_ones(1).expand(len(volume), 1) if part.valid is None else part.valid
                 masks.append(_token_mask(valid, band, tokens[-1].shape[1]))
         mask = torch.cat(masks, 1) if masks else None
         return HistoryTokens(_residual(torch.cat(tokens, 1)), Rotation.cat(turns), mask)
 
-    def _history_parts(self, history: History) -> list[tuple[HistoryBand, nn.Module, History, Tensor]]:
+    def _history_parts(self, history: History) -> list[tuple[HistoryBand, nn.Conv3d, History, range]]:
         """Every band with its patches, its frames of the past and their times, the most distant first."""
         config, total = self.config, self.config.history_frames
         if config.memory == "none":
@@ -314,21 +389,26 @@ class WorldTransformer(nn.Module):
                 f"keep_first is {config.keep_first} and the past has {'no' if history.first is None else 'a'} first "
                 "frame; build the past with HistoryMemory(keep_first=...) to match."
             )
-        times = torch.arange(total, device=history.latents.device) - total
+        times = range(-total, 0)
         parts, start = [], 0
         for band, patches in ((config.long, self.patch_long), (config.mid, self.patch_mid)):
             frames = slice(start, start + band.frames)
             parts.append((band, patches, history[frames], times[frames]))
             start = frames.stop
         if history.first is not None:
-            parts.append((config.first_band, self.patch_short, history.first, times[:1] - 1))
+            parts.append((config.first_band, self.patch_short, history.first, range(-total - 1, -total)))
         return [*parts, (config.short, self.patch_short, history[start:total], times[start:])]
 
-    def _history_rotation(self, band: HistoryBand, times: Tensor, size: Sequence[int]) -> Rotation:
+    def _history_rotation(self, band: HistoryBand, times: range, size: Sequence[int], device: torch.device) -> Rotation:
         config = self.config
         grid = math.ceil(size[0] / config.patch[1]), math.ceil(size[1] / config.patch[2])
         pool = (band.span[0], band.span[1] // config.patch[1], band.span[2] // config.patch[2])
-        return rotation(times, grid, config.rope_dims, config.rope_theta, pool)
+
+        def make() -> Rotation:
+            positions = torch.arange(times.start, times.stop, device=device)
+            return rotation(positions, grid, config.rope_dims, config.rope_theta, pool)
+
+        return self.rotations.get((times, grid, pool, device), make)
 
     def _history_volume(self, history: History) -> Tensor:
         volume = history.latents
@@ -345,13 +425,23 @@ class WorldTransformer(nn.Module):
             volume = torch.where(history.valid[:, None, :, None, None], volume, 0)
         return volume
 
+    def _present(
+        self, x: Tensor, modulation: Tensor, turn: Rotation, memory: TextMemory, past: HistoryKV | None
+    ) -> Tensor:
+        """All layers of the present, which looks at the past's keys."""
+        mask = None if past is None else over_past(past.mask, x.shape[1])
+        for layer, block in enumerate(self.blocks):
+            keys_values = None if past is None else past.layers[layer]
+            x = block(x, modulation, turn, memory.layers[layer], memory.mask, keys_values, mask)
+        return x
+
     def _joint(self, x: Tensor, modulation: Tensor, turn: Rotation, memory: TextMemory, past: HistoryTokens) -> Tensor:
         """All layers with the past and the present in one sequence."""
         _, past_modulation = self.condition_embedder.at_zero(past.tokens)
         turn = Rotation.cat([past.rotation, turn])
-        mask = _over_past(past.mask, x.shape[1])
+        mask = over_past(past.mask, x.shape[1])
         h = past.tokens
-        for layer, block in enumerate(self._typed_blocks):
+        for layer, block in enumerate(self.typed_blocks):
             h, x = block.joint(h, x, past_modulation, modulation, turn, memory.layers[layer], memory.mask, mask)
         return x
 
@@ -530,8 +620,13 @@ def _patches(channels: int, dim: int, patch: tuple[int, int, int]) -> nn.Conv3d:
     return nn.Conv3d(channels, dim, kernel_size=patch, stride=patch)
 
 
-def _tokens(volume: Tensor) -> Tensor:
-    return rearrange(volume, "b d l h w -> b (l h w) d")
+def patch_tokens(
+    volume: Float[Tensor, "B C L h w"], weight: Float[Tensor, "D C t y x"], bias: Float[Tensor, "D"] | None
+) -> Float[Tensor, "B N D"]:
+    """A convolution whose stride is its kernel, as a matrix product; its result as tokens."""
+    t, y, x = weight.shape[2:]
+    patches = rearrange(volume, "b c (l t) (h y) (w x) -> b (l h w) (c t y x)", t=t, y=y, x=x)
+    return F.linear(patches, weight.flatten(1), bias)
 
 
 def _residual(x: Tensor) -> Tensor:
@@ -565,12 +660,12 @@ def _token_mask(valid: Tensor, band: HistoryBand, tokens: int) -> Tensor:
     return some.repeat_interleave(tokens // some.shape[1], dim=1, output_size=tokens)
 
 
-def _over_past(mask: Tensor | None, present: int) -> Tensor | None:
+def over_past(mask: Tensor | None, present: int) -> Tensor | None:
     """Keys that anyone may look at, [B, 1, 1, P + N]."""
     return None if mask is None else F.pad(mask, (0, present), value=True)[:, None, None]
 
 
-def _among_past(mask: Tensor | None) -> Tensor | None:
+def among_past(mask: Tensor | None) -> Tensor | None:
     """Keys that the past may look at, [B, 1, P, P]; a missing token sees itself, so that none sees nothing."""
     if mask is None:
         return None
