@@ -12,12 +12,13 @@ import pytest
 import flowshade
 
 ROOT = Path(flowshade.__file__).parent
-EVERYWHERE = {"errors", "types", "color"}
+EVERYWHERE = {"errors", "types", "color", "files"}
 BELOW_API = {"nn", "world", "gbuffer", "codec", "renderer", "inverse", "checkpoints", "timing", "provenance", "device"}
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
     "color": set(),
+    "files": set(),
     "device": set(),
     "timing": set(),
     "provenance": set(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable
@@ -16,19 +15,20 @@ from einops import rearrange
 
 from flowshade.api import INVERT_WINDOW, StyledRenderer, restyle
 from flowshade.errors import FlowshadeError
+from flowshade.files import temporary_beside, write_json
 from flowshade.gbuffer.io import VideoWriter, open_clip
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.folder import move_into_place
 from flowshade.gbuffer.io.footage import Footage
 from flowshade.gbuffer.io.limits import check_fps, check_size
 from flowshade.gbuffer.io.masks import InstanceMask, Mask, PictureMask
-from flowshade.gbuffer.io.outputs import check_apart, check_file, check_folder, temporary_beside, writing
+from flowshade.gbuffer.io.outputs import check_apart, check_file, check_folder, writing
 from flowshade.gbuffer.io.pictures import write_png
 from flowshade.gbuffer.io.writers import SINKS, Conversion, OutputFormat, SideBySideSink, Sink
 from flowshade.inverse.stream import Inverse
 from flowshade.inversion import InvertedClip, InvertedWindow, focal_of
 from flowshade.provenance import versions
-from flowshade.report import Outcome, check_record, write_text
+from flowshade.report import Outcome, check_record
 from flowshade.timing import StageTimer
 
 Progress = Callable[[int, int], None]
@@ -180,7 +180,7 @@ class _Confidences:
             "values": f"probability of an error within the tolerance, times {CONFIDENCE_TOP}",
             "tolerances": TOLERANCES,
         }
-        (self._temporary / CONFIDENCE_FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        write_json(self._temporary / CONFIDENCE_FILE, about)
         move_into_place(self._temporary, self._path)
 
     def __enter__(self) -> _Confidences:
@@ -288,7 +288,7 @@ def restyle_to_files(
     record = _record(job, renderer, inverse, footage, video.frames, seconds) | {
         "seconds_by_stage": {name: round(value, 3) for name, value in timer.totals().items()}
     }
-    write_text(job.record, json.dumps(record, indent=2) + "\n")
+    write_json(job.record, record)
     files = {"video": job.output} | ({"side by side": job.comparison} if job.compare else {})
     return Outcome(files=files | {"record": job.record}, frames=video.frames, seconds=seconds)
 

@@ -22,10 +22,11 @@ from flowshade.evaluation.metrics import psnr, ssim
 from flowshade.evaluation.page import html_table, number, runtime_table, write_html
 from flowshade.evaluation.perceptual import Trunk, lpips, trunks
 from flowshade.evaluation.plots import line_plot
-from flowshade.evaluation.results import REPORT, RESULTS, ResultFolder, plain, write_json
+from flowshade.evaluation.results import REPORT, RESULTS, ResultFolder
 from flowshade.evaluation.scoring import AFFINE, NO_RAYS, REFERENCE
 from flowshade.evaluation.temporal import border_ratio, visible_before, warping_errors
 from flowshade.evaluation.worlds import HELD_OUT_SEED
+from flowshade.files import plain, write_json
 from flowshade.gbuffer.look import LOOKS, Look
 from flowshade.gbuffer.shade import shade_without_rays
 from flowshade.provenance import versions

@@ -6,7 +6,6 @@ reference.
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from flowshade.errors import FlowshadeError
 from flowshade.evaluation.baselines import AlbedoAffine
 from flowshade.evaluation.metrics import psnr, ssim
 from flowshade.evaluation.temporal import window_step_ratio
+from flowshade.files import write_image, write_json, write_text
 from flowshade.gbuffer.look import LOOKS
 from flowshade.gbuffer.shade import shade_without_rays
 from flowshade.renderer.renderer import Renderer
@@ -201,8 +201,8 @@ def evaluate_worlds(
         progress(f"scored {index + 1} of {suite.worlds}: {clip.kind} {clip.seed}")
     out.mkdir(parents=True, exist_ok=True)
     rows = scores.rows()
-    (out / "scores.json").write_text(json.dumps(rows, indent=1))
-    (out / "scores.md").write_text(markdown_table(rows))
+    write_json(out / "scores.json", rows)
+    write_text(out / "scores.md", markdown_table(rows))
     write_sheet(out / "sheet.png", sheet, suite.looks)
     return rows
 
@@ -268,9 +268,7 @@ def write_sheet(path: Path, clips: Sequence[tuple[ReferenceClip, dict[str, Tenso
     for index, name in enumerate(looks):
         draw.text((6, index * rows[0].shape[0] + 4), name, fill="white", stroke_fill="black", stroke_width=2)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    image.save(temporary, format="PNG")
-    temporary.replace(path)
+    write_image(path, image)
 
 
 def _bytes(rgb: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from flowshade.files import write_image
 from flowshade.renderer.memory import HistoryMemory
 from flowshade.training.stages import Context
 from flowshade.types import FRAMES_PER_LATENT, Planes
@@ -37,9 +38,7 @@ def write_sheet(path: Path, picture: Float[Tensor, "H W 3"]) -> None:
     from PIL import Image
 
     image = Image.fromarray((picture.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy())
-    temporary = path.with_name(path.name + ".tmp")
-    image.save(temporary, format="PNG")
-    temporary.replace(path)
+    write_image(path, image)
 
 
 def stream_latents(

@@ -8,13 +8,13 @@ Intrinsics in pixels; camera-to-world 4x4 in metres, the camera looking along -Z
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from flowshade.files import write_json
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.limits import Fields, read_json
 from flowshade.types import Camera
@@ -114,4 +114,4 @@ def save_cameras(path: Path, camera: Camera, fps: float, size: tuple[int, int], 
         "fps": fps,
         "axes": "camera looks along -Z, +Y up; world Z up; metres",
     }
-    path.write_text(json.dumps({**header, "cameras": entries}, indent=1) + "\n")
+    write_json(path, {**header, "cameras": entries})

@@ -25,12 +25,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flowshade.files import temporary_beside, write_json
 from flowshade.gbuffer.io.cameras import check_cameras
 from flowshade.gbuffer.io.conventions import ClipConventions
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.exr import ExrFile, read_exr, write_exr
 from flowshade.gbuffer.io.limits import MAX_SIDE, Fields, check_fps, read_json
-from flowshade.gbuffer.io.outputs import check_folder, temporary_beside, writing
+from flowshade.gbuffer.io.outputs import check_folder, writing
 from flowshade.gbuffer.io.pictures import read_png, write_png
 from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, settle_fps, stack
 from flowshade.gbuffer.view import to_uint8
@@ -82,7 +83,7 @@ class Manifest:
 
     def save(self, path: Path) -> None:
         header = {"format": FORMAT, "version": VERSION, "axes": AXES}
-        path.write_text(json.dumps({**header, **vars(self)}, indent=1) + "\n")
+        write_json(path, {**header, **vars(self)})
 
     @staticmethod
     def load(path: Path) -> Manifest:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from flowshade.errors import MissingDependencyError
+from flowshade.errors import MissingDependencyError, reason
 from flowshade.gbuffer.io.conventions import ClipConventions, intrinsics_of_fov
-from flowshade.gbuffer.io.errors import ClipError, reason
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.limits import check_picture
 from flowshade.gbuffer.io.picture_folder import PictureFolderReader
 from flowshade.types import Camera

@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from flowshade.errors import reason
 from flowshade.gbuffer.io.conventions import ClipConventions
-from flowshade.gbuffer.io.errors import ClipError, reason
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.picture_folder import PictureFolderReader, pictures_in
 from flowshade.gbuffer.io.pictures import NUMPY_ERRORS
 from flowshade.types import Camera

@@ -23,8 +23,9 @@ from einops import rearrange
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from flowshade.errors import reason
 from flowshade.gbuffer.io.coding import CODED_CHANNELS, CodedReader
-from flowshade.gbuffer.io.errors import ClipError, reason
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.limits import read_json
 from flowshade.gbuffer.io.video import VideoReader
 from flowshade.types import CHANNELS
