@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from flowshade.color import to_bytes
+
 CHANNELS: dict[str, int] = {
     "albedo": 3,
     "normal": 3,
@@ -196,7 +198,7 @@ class Frames:
 
     def to_uint8(self) -> Tensor:
         """[T, H, W, 3] uint8, rounded to nearest."""
-        return (self.rgb.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+        return to_bytes(self.rgb).permute(0, 2, 3, 1).contiguous()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from flowshade.checkpoints.store import default_inverse_weights, load_inverse_file
-from flowshade.color import linear_to_srgb
+from flowshade.color import from_bytes, linear_to_srgb, to_bytes
 from flowshade.evaluation.worlds import ReferenceClip, WorldSuite, parked_clips
 from flowshade.files import write_json, write_text
 from flowshade.gbuffer.io import open_clip
@@ -269,7 +269,7 @@ def read_reference_clip(path: Path, frames: int | None = None) -> ReferenceClip:
         stop = len(reader) if frames is None else min(frames, len(reader))
         rgb = reader.reference(0, stop)
         assert rgb is not None, "the reader announced them"
-        pictures = {RENDERED: (rgb * 255).round().to(torch.uint8)}
+        pictures = {RENDERED: to_bytes(rgb)}
         return ReferenceClip(kind=path.name, seed=0, gbuffer=reader.read(0, stop), pictures=pictures)
 
 
@@ -324,7 +324,7 @@ def _inverted(
     inverse: Inverse, clip: ReferenceClip, window: int, device: str
 ) -> Iterator[tuple[str, GBuffer, GBuffer]]:
     for look, stored in clip.pictures.items():
-        pictures = stored.to(device).float() / 255
+        pictures = from_bytes(stored.to(device))
         singles = []
         for frame in pictures.split(1):
             inverse.reset()

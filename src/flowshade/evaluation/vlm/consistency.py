@@ -35,7 +35,7 @@ import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from flowshade.color import srgb_to_linear
+from flowshade.color import from_bytes, srgb_to_linear
 from flowshade.evaluation.vlm.agreement import mean_with_interval
 from flowshade.evaluation.vlm.clips import Contest, OpenClip, each_clip, resize_bytes
 from flowshade.files import write_json, write_text
@@ -154,7 +154,7 @@ def _fitted(size: tuple[int, int], longest: int) -> tuple[int, int]:
 def measure_pictures(rgb: UInt8[Tensor, "T H W 3"]) -> Measures:
     """The RGB taken as albedo, to compare `detail_albedo` with."""
     means = Means()
-    display = rgb.permute(0, 3, 1, 2).float() / 255
+    display = from_bytes(rgb.permute(0, 3, 1, 2))
     for picture in display:
         _add_edges(means, "albedo", picture, Edges(picture))
     return _with_leaks(means.values())
@@ -172,9 +172,9 @@ def measure_buffers(
         fov: horizontal field of view in degrees, if there is no camera.
     """
     means = Means()
-    display = rgb.permute(0, 3, 1, 2).float() / 255  # [T, 3, H, W]
+    display = from_bytes(rgb.permute(0, 3, 1, 2))  # [T, 3, H, W]
     shown = {
-        name: channel_picture(gbuffer, name).permute(0, 3, 1, 2).float() / 255
+        name: from_bytes(channel_picture(gbuffer, name).permute(0, 3, 1, 2))
         for name in CORE_CHANNELS
         if name in gbuffer.channels()
     }

@@ -10,6 +10,7 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor
 
+from flowshade.color import from_bytes
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.limits import check_fps
 from flowshade.gbuffer.io.pictures import read_picture
@@ -79,7 +80,7 @@ class Footage:
                 "those it has. Give another number of frames."
             )
         if self._video is not None:
-            rgb = rearrange(self._video.read(start, stop), "t h w c -> t c h w").float() / 255
+            rgb = from_bytes(rearrange(self._video.read(start, stop), "t h w c -> t c h w"))
         else:
             rgb = torch.stack([self._picture(path) for path in self._pictures[start:stop]])
         return Frames(rgb=rgb if size in (None, self.size) else resize_reference(rgb, size).clamp(0, 1))
