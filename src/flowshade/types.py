@@ -174,18 +174,6 @@ class GBuffer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Controls:
-    """How it should look: what a renderer is told besides the G-buffers."""
-
-    prompt: str = ""
-    """Free text: what the scene is and how it feels."""
-    style: str | None = None
-    """A named look, which sets light and weather; None or "original" leaves those to the prompt."""
-    sun: Float[Tensor, "3"] | None = None
-    """Unit vector towards the sun in the stream frame (see `stream_frame`), when the world knows it."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Frames:
     """A run of pictures."""
 

@@ -33,8 +33,6 @@ from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, settle_fps, stack
 from flowshade.gbuffer.io.sequence import numbered
 from flowshade.types import CHANNELS, Camera, GBuffer
 
-COLOURS = ("albedo", "emission", "reference")
-
 COMPONENTS: dict[str, tuple[str, ...]] = {
     "albedo": ("RGB", "XYZ"),
     "normal": ("XYZ", "RGB"),
