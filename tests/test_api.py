@@ -11,6 +11,7 @@ import torch
 from flowshade import Frames, GBuffer, StyledRenderer, load_renderer, open_clip
 from flowshade.api import choose_device, keyframes_from, plan_segments
 from flowshade.errors import CheckpointError, FlowshadeError, PromptError, StyleError
+from flowshade.gbuffer.io import ClipReader
 from flowshade.timing import StageTimer
 
 
@@ -42,6 +43,32 @@ def test_every_source_of_a_clip_gives_the_same(
         in_memory = joined(renderer.render(reader.read(), "fog"))
     assert torch.equal(by_path, by_reader)
     assert torch.equal(by_path, in_memory)
+
+
+def test_a_clip_opened_by_name_is_closed(
+    renderer: StyledRenderer, small_clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+    monkeypatch.setattr(ClipReader, "close", lambda reader: closed.append(reader))
+    for _ in renderer.stream(small_clip, "fog", window=4):
+        assert not closed
+    assert len(closed) == 1
+    begun = renderer.stream(small_clip, "fog", window=4)
+    next(begun)
+    begun.close()  # type: ignore[attr-defined]
+    assert len(closed) == 2
+    with pytest.raises(FlowshadeError, match="window is 3 frames"):
+        renderer.stream(small_clip, "fog", window=3)
+    assert len(closed) == 3
+
+
+def test_a_clip_that_somebody_opened_stays_open(
+    renderer: StyledRenderer, small_clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, closed = open_clip(small_clip), []
+    monkeypatch.setattr(ClipReader, "close", lambda reader: closed.append(reader))
+    joined(renderer.render(reader, "fog", window=4))
+    assert not closed
 
 
 def test_same_seed_same_pictures(renderer: StyledRenderer, small_gbuffer: GBuffer) -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowshade.color import linear_to_srgb, srgb_to_linear
+from flowshade.color import from_bytes, linear_to_srgb, srgb_to_linear, to_bytes
 
 
 def test_curve_is_the_standards() -> None:
@@ -35,3 +35,12 @@ def test_inverts_itself(value: float) -> None:
 def test_every_byte_survives() -> None:
     display = torch.arange(256) / 255
     assert torch.equal((linear_to_srgb(srgb_to_linear(display)) * 255).round(), torch.arange(256.0))
+
+
+def test_bytes_are_rounded_clamped_and_come_back() -> None:
+    every = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(to_bytes(from_bytes(every)), every)
+    odd = torch.tensor([-1.0, 0.4 / 255, 0.6 / 255, 2.0, float("nan"), float("inf"), -float("inf")])
+    assert to_bytes(odd).tolist() == [0, 0, 1, 255, 0, 255, 0]
+    half = torch.tensor([0.499, 0.501], dtype=torch.bfloat16)  # 255 times these has no exact bfloat16
+    assert to_bytes(half).tolist() == (half.double() * 255).round().tolist()

@@ -13,13 +13,12 @@ if TYPE_CHECKING:
     from flowshade.api import StyledRenderer, invert, load_inverse, load_renderer, restyle
     from flowshade.errors import FlowshadeError
     from flowshade.gbuffer.io import open_clip, read_clip, write_clip
-    from flowshade.types import Camera, Controls, Frames, GBuffer
+    from flowshade.types import Camera, Frames, GBuffer
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Camera": "flowshade.types",
-    "Controls": "flowshade.types",
     "FlowshadeError": "flowshade.errors",
     "Frames": "flowshade.types",
     "GBuffer": "flowshade.types",
@@ -35,7 +34,6 @@ _HOMES = {
 
 __all__ = [
     "Camera",
-    "Controls",
     "FlowshadeError",
     "Frames",
     "GBuffer",

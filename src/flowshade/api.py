@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -246,12 +246,29 @@ class StyledRenderer:
         """
         if size is not None and (len(size) != 2 or min(size) < 1):
             raise FlowshadeError(f"size is {size}; expected (height, width) in pixels, each at least 1.")
-        clip = open_clip(clip) if isinstance(clip, (str, Path)) else clip
+        with ExitStack() as opened:
+            if isinstance(clip, (str, Path)):
+                clip = opened.enter_context(open_clip(clip))
+            segments = self._plan(clip, prompt, style, prompts_at or {}, start, frames)
+            window = self.model.config.window if window is None else window
+            if window < 1 or window % FRAMES_PER_LATENT:
+                raise FlowshadeError(
+                    f"window is {window} frames; expected a multiple of {FRAMES_PER_LATENT}, such as 8."
+                )
+            return self._stream(clip, segments, sun, seed, window, size, progress, timer, opened.pop_all())
+
+    def _plan(
+        self,
+        clip: ClipReader | GBuffer,
+        prompt: str,
+        style: str | None,
+        prompts_at: Mapping[int, str],
+        start: int,
+        frames: int | None,
+    ) -> list[Segment]:
+        """Which frames come under which caption; what cannot be rendered so fails here."""
         stop = _check_span(clip, start, frames)
-        window = self.model.config.window if window is None else window
-        if window < 1 or window % FRAMES_PER_LATENT:
-            raise FlowshadeError(f"window is {window} frames; expected a multiple of {FRAMES_PER_LATENT}, such as 8.")
-        prompts = keyframes_from(prompts_at or {}, start, stop)
+        prompts = keyframes_from(prompts_at, start, stop)
         if prompt and start in prompts:
             raise PromptError(
                 f"the prompt {prompt!r} would never be seen: {prompts[start]!r} takes over within the first "
@@ -260,7 +277,7 @@ class StyledRenderer:
         prompts = {start: prompt, **prompts}
         segments = plan_segments({at: self.compose(text, style) for at, text in prompts.items()}, stop)
         self.encoder.encode([segment.caption for segment in segments])  # a prompt that is too long fails here
-        return self._stream(clip, segments, sun, seed, window, size, progress, timer)
+        return segments
 
     def _stream(
         self,
@@ -272,10 +289,11 @@ class StyledRenderer:
         size: tuple[int, int] | None,
         progress: Callable[[int, int], None] | None,
         timer: StageTimer | None,
+        opened: ExitStack,
     ) -> Iterator[Window]:
         begin, end = segments[0].start, segments[-1].stop
         self.reset(seed)
-        with nullcontext() if timer is None else watching(timer, self.model):
+        with opened, nullcontext() if timer is None else watching(timer, self.model):
             for segment in segments:
                 self._set_caption(segment.caption, sun)
                 for first in range(segment.start, segment.stop, window):
@@ -456,22 +474,24 @@ def invert(
         ClipError: footage that cannot be read, or has fewer frames.
         FlowshadeError: a window, size or field of view that cannot be.
     """
-    footage = video if isinstance(video, Footage) else Footage(video, fps=fps)
-    stop = _check_length(footage, frames)
-    if window < 1:
-        raise FlowshadeError(f"window is {window} frames; expected 1 or more.")
-    clip = InvertedClip(footage, inverse or load_inverse(), size=size, fov=fov, frames=stop, seed=seed)
-    return _invert(clip, stop, window, progress)
+    with ExitStack() as opened:
+        footage = video if isinstance(video, Footage) else opened.enter_context(Footage(video, fps=fps))
+        stop = _check_length(footage, frames)
+        if window < 1:
+            raise FlowshadeError(f"window is {window} frames; expected 1 or more.")
+        clip = InvertedClip(footage, inverse or load_inverse(), size=size, fov=fov, frames=stop, seed=seed)
+        return _invert(clip, stop, window, progress, opened.pop_all())
 
 
 def _invert(
-    clip: InvertedClip, stop: int, window: int, progress: Callable[[int, int], None] | None
+    clip: InvertedClip, stop: int, window: int, progress: Callable[[int, int], None] | None, opened: ExitStack
 ) -> Iterator[InvertedWindow]:
-    for first in range(0, stop, window):
-        last = min(first + window, stop)
-        yield clip.estimate(first, last)
-        if progress is not None:
-            progress(last, stop)
+    with opened:
+        for first in range(0, stop, window):
+            last = min(first + window, stop)
+            yield clip.estimate(first, last)
+            if progress is not None:
+                progress(last, stop)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -526,22 +546,25 @@ def restyle(
         ClipError: footage or a mask that cannot be read, or is too short.
         FlowshadeError: an unknown style, or a number that cannot be.
     """
-    footage = video if isinstance(video, Footage) else Footage(video, fps=fps)
-    stop = _check_length(footage, frames)
-    if not 0 <= keep <= 1:
-        raise FlowshadeError(f"keep is {keep:g}; expected the original's share of the result, 0 to 1.")
-    if mask is not None:
-        mask.check(stop, footage.size)
-    clip = InvertedClip(footage, inverse or load_inverse(), size=size, fov=fov, frames=stop, seed=seed)
-    windows = (renderer or load_renderer()).stream(
-        clip, prompt, style, seed=seed, window=window, frames=stop, progress=progress, timer=timer
-    )
-    return _restyle(footage, windows, keep, mask)
+    with ExitStack() as opened:
+        footage = video if isinstance(video, Footage) else opened.enter_context(Footage(video, fps=fps))
+        stop = _check_length(footage, frames)
+        if not 0 <= keep <= 1:
+            raise FlowshadeError(f"keep is {keep:g}; expected the original's share of the result, 0 to 1.")
+        if mask is not None:
+            mask.check(stop, footage.size)
+        clip = InvertedClip(footage, inverse or load_inverse(), size=size, fov=fov, frames=stop, seed=seed)
+        windows = (renderer or load_renderer()).stream(
+            clip, prompt, style, seed=seed, window=window, frames=stop, progress=progress, timer=timer
+        )
+        return _restyle(footage, windows, keep, mask, opened.pop_all())
 
 
-def _restyle(footage: Footage, windows: Iterator[Window], keep: float, mask: Mask | None) -> Iterator[RestyledWindow]:
+def _restyle(
+    footage: Footage, windows: Iterator[Window], keep: float, mask: Mask | None, opened: ExitStack
+) -> Iterator[RestyledWindow]:
     # A reader of its own, since the clip reads ahead of it.
-    with Footage(footage.path, fps=footage.fps) as originals:
+    with opened, Footage(footage.path, fps=footage.fps) as originals:
         for window in windows:
             stop = window.start + window.frames.frames
             original = originals.read(window.start, stop).rgb

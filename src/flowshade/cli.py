@@ -818,6 +818,10 @@ EvalPred = Annotated[
     Path | None, arg(metavar="DIR", help="Score these videos (CLIP.LOOK.mp4, or folders of PNG) instead of a model.")
 ]
 EvalEvery = Annotated[int, arg(metavar="N", help="LPIPS and the Frechet distance look at every N-th frame.")]
+EVAL_HELP = (
+    "Score renderers: held-out worlds, clips with or without reference pictures, long streams; compare two runs. Score "
+    "estimated buffers of real footage: ranked by a vision-language model, or by their consistency."
+)
 SIX = ("sunny", "overcast", "sunset", "night", "fog", "snow")
 
 
@@ -946,9 +950,6 @@ def eval_compare(
     from flowshade.evaluation.page import markdown
 
     print(markdown(compare_table(load_and_compare(first, second, methods))))
-
-
-app.command(eval_app, name="eval", help="Score renderers on suites of clips; compare results.")
 
 
 def _known_looks(names: Sequence[str]) -> tuple[str, ...]:
@@ -1239,7 +1240,7 @@ class _Lines:
 
 
 add_vlm_commands(eval_app, _progress)
-app.command(eval_app, name="eval", help="Evaluation: a vision-language judge, measures without references.")
+app.command(eval_app, name="eval", help=EVAL_HELP)
 
 
 if __name__ == "__main__":

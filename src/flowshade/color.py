@@ -1,9 +1,12 @@
-"""The sRGB transfer curve (IEC 61966-2-1). Warp's kernels hold their own copy of it, in `gbuffer/light_kernels.py`."""
+"""The sRGB transfer curve (IEC 61966-2-1) and 8-bit pictures.
+
+Warp's kernels hold their own copy of the curve, in `gbuffer/light_kernels.py`.
+"""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 
@@ -17,6 +20,16 @@ def srgb_to_linear(srgb: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Display sRGB to linear Rec.709, both [0, 1]; values outside are clamped."""
     srgb = srgb.clamp(0, 1)
     return torch.where(srgb <= 0.04045, srgb / 12.92, _power((srgb + 0.055) / 1.055, 2.4))
+
+
+def to_bytes(display: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
+    """Display values to bytes: clamped to [0, 1], rounded to nearest; NaN becomes 0."""
+    return display.float().nan_to_num(0.0).clamp(0, 1).mul(255).round().to(torch.uint8)
+
+
+def from_bytes(values: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Bytes to display values in [0, 1], float32: the inverse of `to_bytes`."""
+    return values.float() / 255
 
 
 def _power(base: Tensor, exponent: float) -> Tensor:

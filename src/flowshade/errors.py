@@ -21,3 +21,9 @@ class StyleError(FlowshadeError):
 
 class CheckpointError(FlowshadeError):
     """Weights that are missing, or are not what their name promises."""
+
+
+def reason(error: BaseException) -> str:
+    """What another library says, on one line and printable: damaged files get their bytes into messages."""
+    text = " ".join(str(error).split())
+    return "".join(letter if letter.isprintable() else "?" for letter in text) or type(error).__name__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,10 +14,11 @@ from torch import Tensor
 
 from flowshade.api import StyledRenderer, Window
 from flowshade.errors import FlowshadeError
+from flowshade.files import write_json
 from flowshade.gbuffer.io import ClipReader, VideoWriter, open_clip, open_windows
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.limits import check_fps, check_size, read_json
-from flowshade.gbuffer.io.outputs import check_apart, check_file, replacing
+from flowshade.gbuffer.io.outputs import check_apart, check_file
 from flowshade.gbuffer.io.pictures import write_png
 from flowshade.gbuffer.view import channel_picture, contact_sheet, resize_pictures, side_by_side
 from flowshade.provenance import versions
@@ -118,7 +118,7 @@ def render_to_files(
     seconds = time.perf_counter() - began
     record = _record(job, renderer, clip, size, total, seconds, timer.totals())
     files = _files(job)
-    write_text(files["record"], json.dumps(record, indent=2) + "\n")
+    write_json(files["record"], record)
     return Outcome(files=files, frames=total, seconds=seconds)
 
 
@@ -292,9 +292,3 @@ def check_record(path: Path) -> None:
             f"{path} is not the record of an earlier render, so it is not replaced; expected its name to be free for "
             "the video's record. Move it away, or give another output."
         )
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a text file, whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")

@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from flowshade.color import to_bytes
+
 CHANNELS: dict[str, int] = {
     "albedo": 3,
     "normal": 3,
@@ -172,18 +174,6 @@ class GBuffer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Controls:
-    """How it should look: what a renderer is told besides the G-buffers."""
-
-    prompt: str = ""
-    """Free text: what the scene is and how it feels."""
-    style: str | None = None
-    """A named look, which sets light and weather; None or "original" leaves those to the prompt."""
-    sun: Float[Tensor, "3"] | None = None
-    """Unit vector towards the sun in the stream frame (see `stream_frame`), when the world knows it."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Frames:
     """A run of pictures."""
 
@@ -196,7 +186,7 @@ class Frames:
 
     def to_uint8(self) -> Tensor:
         """[T, H, W, 3] uint8, rounded to nearest."""
-        return (self.rgb.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+        return to_bytes(self.rgb).permute(0, 2, 3, 1).contiguous()
 
 
 @dataclass(frozen=True, kw_only=True)

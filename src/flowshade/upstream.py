@@ -22,6 +22,7 @@ from flowshade.checkpoints.inverse import DIFFUSION_INVERSES, load_diffusion_inv
 from flowshade.checkpoints.loading import examine, find_parts, load_part
 from flowshade.codec.tiny import GroupedEncoder, TinyDecoder
 from flowshade.codec.wan_vae import WanVAE
+from flowshade.color import to_bytes
 from flowshade.device import choose_device
 from flowshade.errors import FlowshadeError, PromptError, StyleError
 from flowshade.gbuffer.io import ClipError, ClipReader, VideoWriter, open_clip
@@ -377,7 +378,7 @@ def _check_inverse(
     inverse = load_diffusion_inverse(model, paths["transformer"], device=device, dtype=torch.float32, config=config)
     made = list(inverse.invert([Frames(rgb=torch.rand(config.chunk, 3, *CHECK_SIZE, generator=generator))]))
     planes = torch.cat([value for part in made for value in part.codes.values()])
-    return _summary((planes * 255).round().to(torch.uint8))
+    return _summary(to_bytes(planes))
 
 
 def _summary(pictures: UInt8[Tensor, "..."]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable
@@ -18,20 +17,21 @@ from torch import Tensor
 from flowshade.api import INVERT_WINDOW, StyledRenderer, restyle
 from flowshade.checkpoints.inverse import DIFFUSION_INVERSES
 from flowshade.errors import FlowshadeError
+from flowshade.files import temporary_beside, write_json
 from flowshade.gbuffer.io import VideoWriter, open_clip
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.folder import move_into_place
 from flowshade.gbuffer.io.footage import Footage
 from flowshade.gbuffer.io.limits import check_fps, check_size
 from flowshade.gbuffer.io.masks import InstanceMask, Mask, PictureMask
-from flowshade.gbuffer.io.outputs import check_apart, check_file, check_folder, temporary_beside, writing
+from flowshade.gbuffer.io.outputs import check_apart, check_file, check_folder, writing
 from flowshade.gbuffer.io.pictures import write_png
 from flowshade.gbuffer.io.writers import SINKS, Conversion, OutputFormat, SideBySideSink, Sink
 from flowshade.inverse.diffusion import DiffusionInverse
 from flowshade.inverse.stream import TOLERANCES, VideoInverse
 from flowshade.inversion import InvertedClip, InvertedWindow, focal_of
 from flowshade.provenance import versions
-from flowshade.report import Outcome, check_record, write_text
+from flowshade.report import Outcome, check_record
 from flowshade.timing import StageTimer
 
 Progress = Callable[[int, int], None]
@@ -266,8 +266,7 @@ class _PictureFolder:
         self._frames += window.frames.frames
 
     def _finish(self) -> None:
-        text = json.dumps({"frames": self._frames, **self._about}, indent=1) + "\n"
-        (self._temporary / self._file).write_text(text, encoding="utf-8")
+        write_json(self._temporary / self._file, {"frames": self._frames, **self._about})
         move_into_place(self._temporary, self.path)
 
     def __enter__(self) -> _PictureFolder:
@@ -377,7 +376,7 @@ def restyle_to_files(
     record = _record(job, renderer, inverse, footage, video.frames, seconds) | {
         "seconds_by_stage": {name: round(value, 3) for name, value in timer.totals().items()}
     }
-    write_text(job.record, json.dumps(record, indent=2) + "\n")
+    write_json(job.record, record)
     files = {"video": job.output} | ({"side by side": job.comparison} if job.compare else {})
     return Outcome(files=files | {"record": job.record}, frames=video.frames, seconds=seconds)
 

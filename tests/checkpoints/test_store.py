@@ -24,6 +24,7 @@ from flowshade.checkpoints.store import (
     save_state,
 )
 from flowshade.errors import CheckpointError
+from flowshade.files import WriteError
 from flowshade.presets import compact_renderer, debug_renderer
 from flowshade.renderer.renderer import Renderer, RendererConfig
 
@@ -151,8 +152,8 @@ def test_a_failed_save_leaves_the_old_file(renderer: Renderer, tmp_path: Path, m
         Path(target).write_bytes(b"half a fi")
         raise OSError("disk full")
 
-    monkeypatch.setattr("flowshade.checkpoints.store.save_file", fail)
-    with pytest.raises(OSError, match="disk full"):
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
+    with pytest.raises(WriteError, match="disk full"):
         save_renderer(renderer, path)
     assert path.read_bytes() == before
     assert [item.name for item in tmp_path.iterdir()] == ["model.safetensors"]

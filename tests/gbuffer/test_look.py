@@ -18,7 +18,6 @@ from flowshade.gbuffer.look import (
     LAMPS,
     LOOKS,
     SNOWS,
-    UPSTREAM_STYLES,
     WETNESSES,
     Look,
     mix_looks,
@@ -162,11 +161,6 @@ def test_mixtures_have_words() -> None:
     assert len({mixture_caption(a, b, 0.5, random.Random(k)) for k in range(40)}) > 30
     with pytest.raises(ValueError, match="share=1.5"):
         mix_looks(a, b, 1.5)
-
-
-def test_upstreams_styles_have_looks() -> None:
-    assert len(UPSTREAM_STYLES) == 8 and UPSTREAM_STYLES["original"] is None
-    assert all(name in LOOKS for name in UPSTREAM_STYLES.values() if name is not None)
 
 
 def test_the_looks_of_shipped_weights_stay_as_they_are() -> None:

@@ -10,6 +10,7 @@ from typing import cast
 from flowshade.checkpoints.catalogue import Model, Part, Source
 from flowshade.checkpoints.loading import find_part, models_folder
 from flowshade.errors import CheckpointError, MissingDependencyError
+from flowshade.files import write_json
 
 PINS = "revisions.json"
 """In a model's folder: which commit of each repository its files are of."""
@@ -105,7 +106,5 @@ def _download(source: Source, folder: Path, revision: str | None) -> str:
 
 
 def _write_pins(folder: Path, pins: dict[str, str]) -> None:
-    temporary = folder / f".{PINS}.tmp"
     folder.mkdir(parents=True, exist_ok=True)
-    temporary.write_text(json.dumps(pins, indent=1) + "\n")
-    temporary.replace(folder / PINS)
+    write_json(folder / PINS, pins)

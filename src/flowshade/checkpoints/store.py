@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import types
 import typing
 from collections.abc import Mapping
@@ -14,10 +13,10 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from flowshade.errors import CheckpointError
+from flowshade.files import write_tensors
 from flowshade.inverse.network import InverseConfig
 from flowshade.inverse.stream import Inverse
 from flowshade.renderer.renderer import Renderer, RendererConfig
@@ -127,16 +126,11 @@ def _load(path: Path | str, form: str, config: type[T]) -> tuple[dict[str, Tenso
 
 
 def save_state(state: Mapping[str, Tensor], path: Path | str, metadata: Mapping[str, str]) -> None:
-    """Writes tensors to a safetensors file under a temporary name, then renames it."""
+    """Writes tensors to a safetensors file, whole or not at all."""
     path = Path(path)
     if not path.parent.is_dir():
         raise CheckpointError(f"cannot write {path}: the folder {path.parent} does not exist. Make it first.")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        save_file(dict(state), temporary, metadata=dict(metadata))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_tensors(path, state, metadata)
 
 
 def load_state(path: Path | str) -> tuple[dict[str, Tensor], dict[str, str]]:

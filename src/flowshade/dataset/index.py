@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flowshade.errors import FlowshadeError, MissingDependencyError
+from flowshade.files import replacing, write_json, write_text
 
 INDEX, LINES, PARQUET = "dataset.json", "index.jsonl", "index.parquet"
 FORMAT, VERSION = "flowshade-dataset", 1
@@ -61,16 +62,9 @@ def write_index(folder: Path, header: dict[str, Any], clips: Sequence[dict[str, 
         "frames": sum(clip["frames"] for clip in clips), "bytes": sum(clip["bytes"] for clip in clips),
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(index, indent=1) + "\n"
-    _replace(folder / LINES, "".join(json.dumps(clip) + "\n" for clip in clips))
-    _replace(folder / INDEX, text)
-    return json.loads(text)
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
+    write_text(folder / LINES, "".join(json.dumps(clip) + "\n" for clip in clips))
+    write_json(folder / INDEX, index)
+    return read_index(folder)
 
 
 def read_index(folder: Path) -> dict[str, Any]:
@@ -106,9 +100,8 @@ def write_parquet(folder: Path) -> Path:
         "height": whole, "width": whole, "bytes": whole, "channels": pyarrow.list_(text),
     }  # fmt: skip
     table = pyarrow.Table.from_pylist(read_index(folder)["clips"], schema=pyarrow.schema(list(columns.items())))
-    temporary = folder / f"{PARQUET}.tmp"
-    parquet.write_table(table, temporary)
-    temporary.replace(folder / PARQUET)
+    with replacing(folder / PARQUET) as temporary:
+        parquet.write_table(table, temporary)
     return folder / PARQUET
 
 

@@ -13,7 +13,6 @@ Sky, as the reference has it, counts nowhere but in `sky_iou`; surfaces taken fo
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -24,10 +23,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from flowshade.checkpoints.store import default_inverse_weights, load_inverse_file
-from flowshade.color import linear_to_srgb
+from flowshade.color import from_bytes, linear_to_srgb, to_bytes
 from flowshade.evaluation.perceptual import Trunk, lpips, trunks
 from flowshade.evaluation.worlds import ReferenceClip, WorldSuite, parked_clips
+from flowshade.files import write_json, write_text
 from flowshade.gbuffer.io import open_clip
+from flowshade.gbuffer.io.pictures import write_png
 from flowshade.gbuffer.look import LOOKS
 from flowshade.gbuffer.view import channel_picture
 from flowshade.inverse.stream import Inverse
@@ -305,7 +306,7 @@ def read_reference_clip(path: Path, frames: int | None = None) -> ReferenceClip:
         stop = len(reader) if frames is None else min(frames, len(reader))
         rgb = reader.reference(0, stop)
         assert rgb is not None, "the reader announced them"
-        pictures = {RENDERED: (rgb * 255).round().to(torch.uint8)}
+        pictures = {RENDERED: to_bytes(rgb)}
         return ReferenceClip(kind=path.name, seed=0, gbuffer=reader.read(0, stop), pictures=pictures)
 
 
@@ -357,8 +358,8 @@ def score_clips(
         progress(f"scored {index + 1} of {len(clips)}: {clip.kind} {clip.seed}")
     table = summarise(rows)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "scores.json").write_text(json.dumps(table, indent=1))
-    (out / "scores.md").write_text(markdown_table(table))
+    write_json(out / "scores.json", table)
+    write_text(out / "scores.md", markdown_table(table))
     _write_sheet(out / "sheet.png", sheet)
     return table
 
@@ -368,7 +369,7 @@ def _inverted(
 ) -> Iterator[tuple[str, GBuffer, GBuffer, GBuffer]]:
     """For each look: every picture alone, the stream, and a stream of the clip's second half."""
     for look, stored in clip.pictures.items():
-        pictures = stored.to(device).float() / 255
+        pictures = from_bytes(stored.to(device))
         singles = []
         for frame in pictures.split(1):
             inverse.reset()
@@ -434,8 +435,6 @@ def _cell(value: float | None) -> str:
 
 def _write_sheet(path: Path, shown: list[tuple[str, ReferenceClip, GBuffer]]) -> None:
     """Rows: looks and clips; columns: picture, then every channel as estimated, then as it is."""
-    from PIL import Image
-
     rows = []
     for look, clip, streamed in shown:
         last = slice(streamed.frames - 1, streamed.frames)
@@ -443,9 +442,7 @@ def _write_sheet(path: Path, shown: list[tuple[str, ReferenceClip, GBuffer]]) ->
         buffers = [streamed[last].to("cpu"), clip.gbuffer[last].to("cpu")]
         columns = [picture, *(channel_picture(part, name) for name in CORE_CHANNELS for part in buffers)]
         rows.append(torch.cat([column[0] for column in columns], 1))
-    temporary = path.with_name(path.name + ".tmp")
-    Image.fromarray(torch.cat(rows).numpy()).save(temporary, format="PNG")
-    temporary.replace(path)
+    write_png(path, torch.cat(rows).numpy())
 
 
 def _core(gbuffer: GBuffer) -> dict[str, Tensor]:

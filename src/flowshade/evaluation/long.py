@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flowshade.api import StyledRenderer
-from flowshade.color import linear_to_srgb
+from flowshade.color import from_bytes, linear_to_srgb, to_bytes
 from flowshade.errors import FlowshadeError
 from flowshade.evaluation.baselines import AlbedoAffine
 from flowshade.evaluation.drift import Sample, drift, picture_statistics, revisit_pairs
@@ -22,10 +22,11 @@ from flowshade.evaluation.metrics import psnr, ssim
 from flowshade.evaluation.page import html_table, number, runtime_table, write_html
 from flowshade.evaluation.perceptual import Trunk, lpips, trunks
 from flowshade.evaluation.plots import line_plot
-from flowshade.evaluation.results import REPORT, RESULTS, ResultFolder, plain, write_json
+from flowshade.evaluation.results import REPORT, RESULTS, ResultFolder
 from flowshade.evaluation.scoring import AFFINE, NO_RAYS, REFERENCE
 from flowshade.evaluation.temporal import border_ratio, visible_before, warping_errors
 from flowshade.evaluation.worlds import HELD_OUT_SEED
+from flowshade.files import plain, write_json
 from flowshade.gbuffer.look import LOOKS, Look
 from flowshade.gbuffer.shade import shade_without_rays
 from flowshade.provenance import versions
@@ -138,8 +139,8 @@ class LongStream:
                 NO_RAYS: shade_without_rays(one, look, stream=stream),
                 self.name: rgb[offset : offset + 1],
             }
-            albedo = _bytes(linear_to_srgb(one.albedo))
-            pictures = {method: _bytes(x) for method, x in made.items()}
+            albedo = to_bytes(linear_to_srgb(one.albedo)).cpu()
+            pictures = {method: to_bytes(x).cpu() for method, x in made.items()}
             self.kept.append(_Kept(frame=start + offset, albedo=albedo, pictures=pictures))
 
     def _follow(self, window: GBuffer, rgb: Tensor) -> None:
@@ -152,10 +153,6 @@ class LongStream:
         if buffers.frames > 1:
             assert buffers.motion is not None
             self.changes += warping_errors(pictures, buffers.motion[1:], visible_before(buffers)).tolist()
-
-
-def _bytes(rgb: Tensor) -> Tensor:
-    return (rgb.clamp(0, 1) * 255).round().to(torch.uint8).cpu()
 
 
 def evaluate_long(
@@ -219,13 +216,13 @@ def _add_affine(kept: list[_Kept]) -> None:
     """The best affine map of albedo over all sampled frames."""
     affine = AlbedoAffine()
     for item in kept:
-        affine.add(item.albedo.float() / 255, item.pictures[REFERENCE].float() / 255)
+        affine.add(from_bytes(item.albedo), from_bytes(item.pictures[REFERENCE]))
     for item in kept:
-        item.pictures[AFFINE] = _bytes(affine.predict(item.albedo.float() / 255))
+        item.pictures[AFFINE] = to_bytes(affine.predict(from_bytes(item.albedo)))
 
 
 def _sample(kept: _Kept, method: str, trunk: Trunk | None) -> Sample:
-    output, reference = (kept.pictures[name].float() / 255 for name in (method, REFERENCE))
+    output, reference = (from_bytes(kept.pictures[name]) for name in (method, REFERENCE))
     (found,), (given,) = picture_statistics(output), picture_statistics(reference)
     if trunk is not None:
         found["lpips"] = float(lpips(output, reference, trunk))

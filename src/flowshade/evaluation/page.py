@@ -10,7 +10,7 @@ from typing import Any
 
 from flowshade.evaluation.plots import line_plot, matrix_plot
 from flowshade.evaluation.scoring import METRICS
-from flowshade.gbuffer.io.outputs import replacing
+from flowshade.files import write_text
 
 STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;max-width:1280px;margin:24px auto;padding:0 16px;color:#222}
@@ -176,5 +176,4 @@ def write_html(path: Path, title: str, parts: Sequence[str]) -> None:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{STYLE}</style>'
         f"<body>{body}</body></html>\n"
     )
-    with replacing(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write_text(path, page)

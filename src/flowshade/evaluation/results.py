@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flowshade.errors import FlowshadeError
+from flowshade.files import plain, replacing, write_json
 from flowshade.gbuffer.io.limits import read_json
-from flowshade.gbuffer.io.outputs import replacing
 
 RESULTS = "results.json"
 REPORT = "report.html"
@@ -80,25 +78,6 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """What `write_arrays` wrote."""
     with np.load(path, allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
-
-
-def write_json(path: Path, value: Any) -> None:
-    """JSON that every reader takes: numbers that are not finite become null. The file appears whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(plain(value), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def plain(value: Any) -> Any:
-    """The same in the types of JSON."""
-    if isinstance(value, dict):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, (float, np.floating)):
-        return float(value) if math.isfinite(value) else None
-    return int(value) if isinstance(value, np.integer) else value
 
 
 def load_results(path: Path) -> dict[str, Any]:

@@ -17,10 +17,11 @@ from flowshade.evaluation.control import LookPictures, accuracy, frames_until, i
 from flowshade.evaluation.methods import Stopwatch, albedo_affine, closest_look, no_rays, render_stream
 from flowshade.evaluation.page import write_page
 from flowshade.evaluation.perceptual import Trunk, TrunkName, frechet_distance, trunks
-from flowshade.evaluation.results import REPORT, RESULTS, ResultFolder, plain, read_arrays, write_arrays, write_json
+from flowshade.evaluation.results import REPORT, RESULTS, ResultFolder, read_arrays, write_arrays
 from flowshade.evaluation.scoring import AFFINE, METRICS, NO_RAYS, REFERENCE, Scored, Scorer, mean_rows
 from flowshade.evaluation.sheets import write_clip_sheet, write_clip_video
 from flowshade.evaluation.suites import LADDERS, Case, PredictedVideos, Suite
+from flowshade.files import plain, write_json
 from flowshade.gbuffer.look import LOOKS
 from flowshade.inverse.stream import Inverse
 from flowshade.provenance import versions

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from flowshade.color import from_bytes
 from flowshade.errors import FlowshadeError
 from flowshade.evaluation.control import LOOKED_AT, LookPictures, fog_extinction, look_features, mean_radiance
 from flowshade.evaluation.metrics import quantise
@@ -318,7 +319,7 @@ class PredictedVideos:
                 f"{path} has {pictures.shape[0]} frames; expected {case.gbuffer.frames}, as many as the clip. Render "
                 "the whole clip, or give fewer --frames."
             )
-        return resize_reference(to_planes(pictures[..., :3]).float() / 255, case.gbuffer.size)
+        return resize_reference(from_bytes(to_planes(pictures[..., :3])), case.gbuffer.size)
 
     def _find(self, case: Case) -> Path:
         stems = [f"{case.clip}.{case.look}", case.clip]

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from flowshade.color import linear_to_srgb
+from flowshade.color import linear_to_srgb, to_bytes
 from flowshade.evaluation.metrics import check_pair
 from flowshade.nn.warp import inside, warp
 from flowshade.types import GBuffer
@@ -59,7 +59,7 @@ def flow_visibility(
     Returns:
         For frames 1 to T - 1: motion as in `GBuffer.motion`, and pixels where flow there and back agrees to a pixel.
     """
-    grey = (guide.mean(1).clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy()
+    grey = to_bytes(guide.mean(1)).cpu().numpy()
     dis = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
     back = np.stack([dis.calc(now, before, None) for before, now in zip(grey[:-1], grey[1:])])  # pyright: ignore
     forth = np.stack([dis.calc(before, now, None) for before, now in zip(grey[:-1], grey[1:])])  # pyright: ignore

@@ -6,7 +6,6 @@ reference.
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flowshade.color import linear_to_srgb
+from flowshade.color import from_bytes, linear_to_srgb, to_bytes
 from flowshade.errors import FlowshadeError
 from flowshade.evaluation.baselines import AlbedoAffine
 from flowshade.evaluation.metrics import psnr, ssim
 from flowshade.evaluation.temporal import window_step_ratio
+from flowshade.files import write_image, write_json, write_text
 from flowshade.gbuffer.look import LOOKS
 from flowshade.gbuffer.shade import shade_without_rays
 from flowshade.renderer.renderer import Renderer
@@ -201,8 +201,8 @@ def evaluate_worlds(
         progress(f"scored {index + 1} of {suite.worlds}: {clip.kind} {clip.seed}")
     out.mkdir(parents=True, exist_ok=True)
     rows = scores.rows()
-    (out / "scores.json").write_text(json.dumps(rows, indent=1))
-    (out / "scores.md").write_text(markdown_table(rows))
+    write_json(out / "scores.json", rows)
+    write_text(out / "scores.md", markdown_table(rows))
     write_sheet(out / "sheet.png", sheet, suite.looks)
     return rows
 
@@ -214,12 +214,12 @@ def _require(value):
 
 def _parked(clip: ReferenceClip) -> ReferenceClip:
     """A clip in host memory, pictures in bytes: all clips at once would not fit a small GPU."""
-    pictures = {name: (rgb.clamp(0, 1) * 255).round().to(torch.uint8).cpu() for name, rgb in clip.pictures.items()}
+    pictures = {name: to_bytes(rgb).cpu() for name, rgb in clip.pictures.items()}
     return ReferenceClip(kind=clip.kind, seed=clip.seed, gbuffer=clip.gbuffer.to("cpu"), pictures=pictures)
 
 
 def _unparked(clip: ReferenceClip, device: str) -> ReferenceClip:
-    pictures = {name: rgb.to(device).float() / 255 for name, rgb in clip.pictures.items()}
+    pictures = {name: from_bytes(rgb.to(device)) for name, rgb in clip.pictures.items()}
     return ReferenceClip(kind=clip.kind, seed=clip.seed, gbuffer=clip.gbuffer.to(device), pictures=pictures)
 
 
@@ -254,24 +254,18 @@ def write_sheet(path: Path, clips: Sequence[tuple[ReferenceClip, dict[str, Tenso
     """Rows: looks; columns, for one of the clips in turn: albedo, normal, depth, result, reference."""
     from PIL import Image, ImageDraw
 
-    from flowshade.gbuffer.view import channel_picture
+    from flowshade.gbuffer.view import channel_picture, to_uint8
 
     rows = []
     for index, name in enumerate(looks):
         clip, results = clips[index % len(clips)]
         last = clip.gbuffer[clip.gbuffer.frames - 1 :]
         buffers = [channel_picture(last, channel)[0] for channel in ("albedo", "normal", "depth")]
-        pictures = [_bytes(results[name][-1]), _bytes(clip.pictures[name][-1])]
+        pictures = [to_uint8(run[-1:])[0] for run in (results[name], clip.pictures[name])]
         rows.append(np.concatenate([np.asarray(torch.as_tensor(x).cpu()) for x in (*buffers, *pictures)], 1))
     image = Image.fromarray(np.concatenate(rows))
     draw = ImageDraw.Draw(image)
     for index, name in enumerate(looks):
         draw.text((6, index * rows[0].shape[0] + 4), name, fill="white", stroke_fill="black", stroke_width=2)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    image.save(temporary, format="PNG")
-    temporary.replace(path)
-
-
-def _bytes(rgb: Tensor) -> Tensor:
-    return (rgb.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0)
+    write_image(path, image)

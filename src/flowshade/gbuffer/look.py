@@ -464,19 +464,6 @@ def mixture_caption(first: Look, second: Look, share: float, rng: RandomSource |
     return f"{more}, {link} {less}." if link != "half" else f"Half {words[0][0].lower()}{words[0][1:]}, half {less}."
 
 
-UPSTREAM_STYLES: dict[str, str | None] = {
-    "original": None,
-    "bright_sunny": "sunny",
-    "snowy_winter": "snow",
-    "sunset_dramatic": "sunset",
-    "cyberpunk_neon": "neon",
-    "underwater": "underwater",
-    "autumn_warm": "autumn",
-    "moonlit_night": "night",
-}
-"""AlayaRenderer's eight style names and the family of looks that shows each; None leaves light and weather open."""
-
-
 # Words ----------------------------------------------------------------------------------------------------------------
 #
 # A caption is a lead ("Bright sun from the front left, high in the sky") and clauses ("clear air", "dry ground").

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flowshade.files import write_json
 from flowshade.gbuffer.environment import look_named
 from flowshade.gbuffer.io import ClipError, ClipWriter
 from flowshade.gbuffer.io.folder import partial_folder
@@ -215,9 +216,7 @@ class _Checkpoint:
     def save(self, frames: int, state: NDArray[np.float64] | None) -> None:
         """Notes that `frames` frames are on disk, and the physics of the last of them. Atomic."""
         content = {"settings": self._settings, "frames": frames, "state": None if state is None else state.tolist()}
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(content))
-        temporary.replace(self._path)
+        write_json(self._path, content, indent=None)
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from flowshade.color import linear_to_srgb
+from flowshade.color import from_bytes, linear_to_srgb, to_bytes
 from flowshade.types import CHANNELS, CORE_CHANNELS, GBuffer
 
 DEPTH_SCALE_METRES = 10.0
@@ -71,8 +71,7 @@ def channel_picture(gbuffer: GBuffer, name: str) -> UInt8[Tensor, "T H W 3"]:
 
 def to_uint8(display: Float[Tensor, "T C H W"]) -> UInt8[Tensor, "T H W C"]:
     """Display values in [0, 1] to bytes, rounded to nearest; NaN becomes 0."""
-    bytes_ = (display.nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)
-    return rearrange(bytes_, "t c h w -> t h w c").contiguous()
+    return rearrange(to_bytes(display), "t c h w -> t h w c").contiguous()
 
 
 def side_by_side(gbuffer: GBuffer, rgb: Tensor, *, reference: Tensor | None = None) -> UInt8[Tensor, "T H W2 3"]:
@@ -117,7 +116,7 @@ def resize_pictures(pictures: UInt8[Tensor, "T H W 3"], size: tuple[int, int]) -
     """Pictures for looking at (not data) at another height and width, anti-aliased."""
     if tuple(pictures.shape[1:3]) == size:
         return pictures
-    planes = rearrange(pictures, "t h w c -> t c h w").float() / 255
+    planes = from_bytes(rearrange(pictures, "t h w c -> t c h w"))
     return to_uint8(interpolate(planes, size, mode="bilinear", antialias=True))
 
 

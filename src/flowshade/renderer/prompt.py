@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from jaxtyping import Float, Int
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from flowshade.errors import MissingDependencyError, PromptError
+from flowshade.files import write_tensors
 from flowshade.renderer.transformer import TextContext
 
 WIDTH = 384
@@ -177,12 +177,9 @@ class CaptionBank:
 
     def save(self, path: str | Path) -> None:
         """Writes one safetensors file, whole or not at all."""
-        path = Path(path)
         metadata = {"texts": json.dumps(self.texts), "encoder": ENCODER_ID}
         tensors = {"tokens": self.tokens.cpu().contiguous(), "offsets": self.offsets.cpu().contiguous()}
-        temporary = path.with_name(path.name + ".tmp")
-        save_file(tensors, temporary, metadata=metadata)
-        temporary.replace(path)
+        write_tensors(Path(path), tensors, metadata)
 
     @classmethod
     def load(cls, path: str | Path) -> CaptionBank:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from flowshade.errors import FlowshadeError
+from flowshade.files import write_json
 from flowshade.gbuffer.look import LOOKS, Look, sample_look
 from flowshade.renderer.prompt import CaptionBank, PromptEncoder
 
@@ -53,9 +54,7 @@ class LookBank:
             "captions": self.captions,
             "kinds": self.kinds,
         }
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text(json.dumps(content))
-        temporary.replace(path)
+        write_json(path, content, indent=None)
 
     @classmethod
     def load(cls, path: Path) -> LookBank:

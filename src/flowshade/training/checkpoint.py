@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from flowshade.errors import CheckpointError
+from flowshade.files import write_tensors
 
 
 @dataclass(kw_only=True)
@@ -35,10 +35,8 @@ def save_checkpoint(
     if optimiser is not None:
         for index, state in optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
-    temporary = path.with_name(path.name + ".tmp")
     contiguous = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    save_file(contiguous, temporary, metadata={"progress": json.dumps(asdict(at))})
-    temporary.replace(path)
+    write_tensors(path, contiguous, {"progress": json.dumps(asdict(at))})
 
 
 @dataclass(kw_only=True)

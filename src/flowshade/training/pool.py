@@ -21,6 +21,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from flowshade.codec.encoding import EncodingProfile, encode_buffers
+from flowshade.color import from_bytes, to_bytes
 from flowshade.training.captions import LookBank
 from flowshade.types import CORE_CHANNELS, FRAMES_PER_LATENT, Camera, GBuffer, Planes, stream_frame
 
@@ -93,7 +94,7 @@ def pack_clip(gbuffer: GBuffer, rgb: Tensor, look: Tensor, sun: Tensor, profile:
     return PackedClip(
         surface=((planes[:, surface_planes(profile)] + 1) * 127.5).round().to(torch.uint8).cpu(),
         depth=((depth + 1) * 32767.5 - 32768).round().clamp(-32768, 32767).to(torch.int16).cpu(),
-        rgb=(rgb.clamp(0, 1) * 255).round().to(torch.uint8).cpu(),
+        rgb=to_bytes(rgb).cpu(),
         intrinsics=gbuffer.camera.intrinsics.float().cpu(),
         pose=gbuffer.camera.pose.float().cpu(),
         look=look.cpu(),
@@ -198,7 +199,7 @@ class ClipPool:
         slot, pick = self._on_device(slots)[:, None], self._on_device(picks)
         return Batch(
             planes=self._unpack(slot[:, 0], rows),
-            rgb=self._store["rgb"][slot, pick.repeat_interleave(FRAMES_PER_LATENT, 1), rows].float() / 255,
+            rgb=from_bytes(self._store["rgb"][slot, pick.repeat_interleave(FRAMES_PER_LATENT, 1), rows]),
             caption=self._on_device(captions),
             sun=self._store["sun"][slot, pick],
             intrinsics=self._store["intrinsics"][slot, rows],

@@ -1,4 +1,4 @@
-"""Runs as the command lines start them: a preset's name, a folder, and captions made on the spot if need be.
+"""Runs as the command line starts them: a preset's name, a folder, and captions made on the spot if need be.
 
 Worlds and the prompt encoder are imported when captions are made: a run that is given them needs neither.
 """
@@ -18,7 +18,7 @@ from flowshade.training.start import load_start
 from flowshade.training.trainer import TrainConfig, Trainer
 
 CAPTIONS = "captions"
-"""Stands in a preset's place on the command lines: only makes captions and looks."""
+"""Stands in a preset's place on the command line: only makes captions and looks."""
 
 
 def write_captions(folder: Path, *, seed: int = 0) -> None:

@@ -9,6 +9,8 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from flowshade.color import to_bytes
+from flowshade.files import write_image
 from flowshade.renderer.memory import HistoryMemory
 from flowshade.training.stages import Context
 from flowshade.types import FRAMES_PER_LATENT, Planes
@@ -36,10 +38,8 @@ def write_sheet(path: Path, picture: Float[Tensor, "H W 3"]) -> None:
     """Writes a picture in [0, 1] as PNG, or nothing."""
     from PIL import Image
 
-    image = Image.fromarray((picture.float().clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy())
-    temporary = path.with_name(path.name + ".tmp")
-    image.save(temporary, format="PNG")
-    temporary.replace(path)
+    image = Image.fromarray(to_bytes(picture).cpu().numpy())
+    write_image(path, image)
 
 
 def stream_latents(

@@ -135,6 +135,21 @@ def test_hypersim_by_folder_and_damage(hypersim):
         open_clip(hypersim)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("positions", np.full((4, 3), np.nan), "the camera of frame 0 has a number that is missing or not finite"),
+        ("orientations", np.zeros((4, 3, 3)), "the camera of frame 0 has axes that span no space"),
+    ],
+)
+def test_hypersim_poses_that_are_none(hypersim, name, value, message):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(hypersim / "_detail" / "cam_00" / f"camera_keyframe_{name}.hdf5", "w") as file:
+        file.create_dataset("dataset", data=value)
+    with pytest.raises(ClipError, match=message):
+        open_clip(hypersim)
+
+
 def test_hypersim_without_h5py(hypersim, monkeypatch):
     import sys
 
@@ -183,6 +198,24 @@ def test_infinigen_takes_pixels_and_never_averages(infinigen):
 def test_infinigen_lacking_a_camera(infinigen):
     (infinigen / "frames" / "camview" / "camera_0" / "camview_0_0_0049_0.npz").unlink()
     with pytest.raises(ClipError, match=r"lacks frames \[49\]"):
+        open_clip(infinigen)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"T": np.full((4, 4), np.nan)}, "the camera of frame 49 has a number that is missing or not finite"),
+        ({"T": np.diag([1.0, 1, 0, 1])}, "the camera of frame 49 has axes that span no space"),
+        ({"T": np.array([[1.0, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])}, "axes that span no space"),
+        ({"K": np.diag([0.0, 10, 1])}, "the camera of frame 49 has fx = 0 and fy = 5"),
+        ({"K": np.diag([np.inf, 10, 1])}, "the camera of frame 49 has a number that is missing or not finite"),
+    ],
+)
+def test_infinigen_cameras_that_see_nothing(infinigen, changed, message):
+    large = np.array((2 * SIZE[0], 2 * SIZE[1]))
+    path = infinigen / "frames" / "camview" / "camera_0" / "camview_0_0_0049_0.npz"
+    np.savez(path, **({"K": np.diag([10.0, 10, 1]), "T": np.eye(4), "HW": large} | changed))
+    with pytest.raises(ClipError, match=message):
         open_clip(infinigen)
 
 

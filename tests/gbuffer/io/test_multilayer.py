@@ -74,6 +74,13 @@ def test_unreal_cameras_where_the_render_graph_puts_them(unreal):
     assert torch.equal(first.pose, second.pose) and torch.equal(first.intrinsics, second.intrinsics)
 
 
+@pytest.mark.parametrize("wrong", ["nan", "inf", "north"])
+@pytest.mark.parametrize("name", ["curPos/y", "curRot/yaw", "FinalImage/fov"])
+def test_unreal_cameras_that_are_no_numbers(unreal, name, wrong):
+    with pytest.raises(ClipError, match=f"its header says unreal/camera/{name} is '{wrong}'; expected a finite number"):
+        open_clip(unreal(camera={**UNREAL_CAMERA, f"unreal/camera/{name}": wrong}))
+
+
 def test_unreal_world_is_mirrored_and_not_only_turned(unreal):
     """+X is to the left of a camera that looks along +Y in Unreal's left-handed world."""
     found = open_clip(unreal(normal=(1, 0, 0))).read()

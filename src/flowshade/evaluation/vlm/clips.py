@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,7 @@ class Pictures:
         else:
             self._clip = open_clip(path)
             if not self._clip.info.has_reference:
+                self._clip.close()
                 raise ClipError(f"{path} is a clip without pictures; expected RGB footage. Give the folder of videos.")
             self.frames = self._clip.info.frames
 
@@ -214,8 +216,14 @@ class OpenClip:
 
     def __init__(self, contest: Contest, clip: str) -> None:
         self.clip = clip
-        self.rgb = Pictures(contest.footage[clip])
-        self.results = {name: open_clip(paths[clip]) for name, paths in contest.results.items() if clip in paths}
+        with ExitStack() as opened:
+            self.rgb = opened.enter_context(closing(Pictures(contest.footage[clip])))
+            self.results = {
+                name: opened.enter_context(open_clip(paths[clip]))
+                for name, paths in contest.results.items()
+                if clip in paths
+            }
+            self._opened = opened.pop_all()
 
     @property
     def frames(self) -> int:
@@ -250,9 +258,7 @@ class OpenClip:
         return self
 
     def __exit__(self, *stopped: object) -> None:
-        self.rgb.close()
-        for reader in self.results.values():
-            reader.close()
+        self._opened.close()
 
 
 def _even_depth(parts: list[GBuffer]) -> list[GBuffer]:

@@ -24,7 +24,6 @@ These are measures of our own and no scores of a vision-language model. Each can
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,11 +35,11 @@ import torch
 from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
-from flowshade.color import srgb_to_linear
+from flowshade.color import from_bytes, srgb_to_linear
 from flowshade.evaluation.vlm.agreement import mean_with_interval
 from flowshade.evaluation.vlm.clips import Contest, OpenClip, each_clip, resize_bytes
+from flowshade.files import write_json, write_text
 from flowshade.gbuffer.io.conventions import intrinsics_of_fov, rebuild_normals
-from flowshade.gbuffer.io.outputs import replacing
 from flowshade.gbuffer.io.resize import resize
 from flowshade.gbuffer.view import channel_picture
 from flowshade.types import CORE_CHANNELS, GBuffer
@@ -155,7 +154,7 @@ def _fitted(size: tuple[int, int], longest: int) -> tuple[int, int]:
 def measure_pictures(rgb: UInt8[Tensor, "T H W 3"]) -> Measures:
     """The RGB taken as albedo, to compare `detail_albedo` with."""
     means = Means()
-    display = rgb.permute(0, 3, 1, 2).float() / 255
+    display = from_bytes(rgb.permute(0, 3, 1, 2))
     for picture in display:
         _add_edges(means, "albedo", picture, Edges(picture))
     return _with_leaks(means.values())
@@ -173,9 +172,9 @@ def measure_buffers(
         fov: horizontal field of view in degrees, if there is no camera.
     """
     means = Means()
-    display = rgb.permute(0, 3, 1, 2).float() / 255  # [T, 3, H, W]
+    display = from_bytes(rgb.permute(0, 3, 1, 2))  # [T, 3, H, W]
     shown = {
-        name: channel_picture(gbuffer, name).permute(0, 3, 1, 2).float() / 255
+        name: from_bytes(channel_picture(gbuffer, name).permute(0, 3, 1, 2))
         for name in CORE_CHANNELS
         if name in gbuffer.channels()
     }
@@ -323,9 +322,8 @@ def write_measures(out: Path, found: dict[str, dict[str, Measures]], seed: int) 
     }
     table = _markdown(methods, names, means, len(found))
     record = {"what": "consistency measures of Flowshade, no scores of a judge", "means": means, "clips": found}
-    for file, text in (("consistency.json", json.dumps(record, indent=1) + "\n"), ("consistency.md", table)):
-        with replacing(out / file) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+    write_json(out / "consistency.json", record)
+    write_text(out / "consistency.md", table)
     return table
 
 

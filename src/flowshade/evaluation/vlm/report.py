@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from flowshade.evaluation.vlm.answers import STATUSES, Answer
 from flowshade.evaluation.vlm.protocol import VERSION
 from flowshade.evaluation.vlm.run import CONTROL, Plan
 from flowshade.evaluation.vlm.statistics import friedman, holm, wilcoxon
-from flowshade.gbuffer.io.outputs import replacing
+from flowshade.files import write_json, write_text
 
 FEW_CLIPS = 10
 """Below this Friedman's chi-square is rough, and so are bootstrap intervals."""
@@ -141,12 +140,8 @@ def _control(plan: Plan, answers: Sequence[Answer], seed: int) -> dict[str, Any]
 
 def write_results(out: Path, found: dict[str, Any]) -> None:
     """Writes results.json and results.md, each whole or not at all."""
-    for name, text in (
-        ("results.json", json.dumps(found, indent=1, allow_nan=False) + "\n"),
-        ("results.md", markdown(found)),
-    ):
-        with replacing(out / name) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+    write_json(out / "results.json", found)
+    write_text(out / "results.md", markdown(found))
 
 
 def markdown(found: dict[str, Any]) -> str:

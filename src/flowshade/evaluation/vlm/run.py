@@ -38,7 +38,8 @@ from flowshade.evaluation.vlm.protocol import (
     questions,
     read_ranks,
 )
-from flowshade.gbuffer.io.outputs import check_folder, replacing
+from flowshade.files import write_bytes, write_json
+from flowshade.gbuffer.io.outputs import check_folder
 
 CONTROL = "control"
 """A damaged copy of the first method's result; a judge that looks ranks it below its original."""
@@ -285,8 +286,7 @@ class Run:
             EndpointError: the judge refuses for good or failed too often. What was answered stays.
         """
         if not self._plan_file.exists():
-            with replacing(self._plan_file) as temporary:
-                temporary.write_text(json.dumps(self.plan.record, indent=1) + "\n", encoding="utf-8")
+            write_json(self._plan_file, self.plan.record)
         left = [question for question in self.plan.questions if question.key not in file.answers]
         total = len(self.plan.questions)
 
@@ -351,8 +351,7 @@ class Run:
         folder = self.out / "grids" / question.key
         folder.mkdir(parents=True, exist_ok=True)
         for frame, data in zip(question.frames, pictures):
-            with replacing(folder / f"{frame:06d}.png") as temporary:
-                temporary.write_bytes(data)
+            write_bytes(folder / f"{frame:06d}.png", data)
 
     def preview(self) -> list[Path]:
         """Writes the grids of the first question of every channel and axis; gives their folders."""

@@ -8,18 +8,20 @@ Intrinsics in pixels; camera-to-world 4x4 in metres, the camera looking along -Z
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from flowshade.files import write_json
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.limits import Fields, read_json
 from flowshade.types import Camera
 
 CAMERAS_FILE = "cameras.json"
+LEAST_SPANNED = 1e-3
+"""Volume that a camera's three axes span, at least, brought to length 1; a rotation's span 1, axes in a plane 0."""
 
 
 @dataclass(frozen=True)
@@ -84,17 +86,20 @@ def check_cameras(path: Path, camera: Camera, numbers: Sequence[int]) -> None:
         numbers: what these frames are called.
 
     Raises:
-        ClipError: a number that is not finite, or a focal length that is not positive.
+        ClipError: a number that is not finite, a focal length that is not positive, or axes that span no space.
     """
     finite = camera.intrinsics.isfinite().all(1) & camera.pose.isfinite().flatten(1).all(1)
-    wrong = ~(finite & (camera.intrinsics[:, :2] > 0).all(1))
+    axes = torch.nn.functional.normalize(camera.pose[:, :3, :3].double().nan_to_num(0, 0, 0), dim=1)  # of length 1 or 0
+    spanned = torch.linalg.det(axes).abs()  # [T]
+    wrong = ~(finite & (camera.intrinsics[:, :2] > 0).all(1) & (spanned > LEAST_SPANNED))
     if bool(wrong.any()):
         index = int(wrong.nonzero()[0, 0])
         fx, fy = camera.intrinsics[index, :2].tolist()
-        found = "a number that is missing or not finite" if not finite[index] else f"fx = {fx:g} and fy = {fy:g}"
+        found = f"fx = {fx:g} and fy = {fy:g}" if min(fx, fy) <= 0 else "axes that span no space"
+        found = found if finite[index] else "a number that is missing or not finite"
         raise ClipError(
-            f"{path}: the camera of frame {numbers[index]} has {found}; expected finite numbers, and fx and fy "
-            "above 0. Export or write it again."
+            f"{path}: the camera of frame {numbers[index]} has {found}; expected finite numbers, fx and fy above 0, "
+            "and a rotation. Export or write it again."
         )
 
 
@@ -114,4 +119,4 @@ def save_cameras(path: Path, camera: Camera, fps: float, size: tuple[int, int], 
         "fps": fps,
         "axes": "camera looks along -Z, +Y up; world Z up; metres",
     }
-    path.write_text(json.dumps({**header, "cameras": entries}, indent=1) + "\n")
+    write_json(path, {**header, "cameras": entries})

@@ -7,6 +7,7 @@ from pathlib import Path
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from flowshade.color import from_bytes
 from flowshade.gbuffer.io.coding import CodedReader
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.picture_folder import channel_in_name
@@ -85,7 +86,7 @@ class ChannelVideoReader(CodedReader):
         return to_planes(self._videos[channel].read(start, stop))
 
     def _reference(self, start: int, stop: int) -> Float[Tensor, "T 3 H W"] | None:
-        return self._ordered(self._raw("rgb", start, stop)).float() / 255
+        return from_bytes(self._ordered(self._raw("rgb", start, stop)))
 
     def close(self) -> None:
         for video in self._videos.values():

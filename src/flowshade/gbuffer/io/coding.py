@@ -7,7 +7,6 @@ in `coding.json`. The untouched planes are there either way (`ClipReader.coded`)
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +17,8 @@ from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
 from flowshade.color import linear_to_srgb, srgb_to_linear
+from flowshade.errors import reason
+from flowshade.files import write_json
 from flowshade.gbuffer.io.cameras import CAMERAS_FILE, load_cameras
 from flowshade.gbuffer.io.conventions import (
     NORMAL_SIGNS,
@@ -30,7 +31,7 @@ from flowshade.gbuffer.io.conventions import (
     unit_normals,
 )
 from flowshade.gbuffer.io.depth import DepthCode
-from flowshade.gbuffer.io.errors import ClipError, reason
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.limits import Fields, read_json
 from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, settle_fps
 from flowshade.types import CHANNELS, Camera, GBuffer
@@ -141,7 +142,7 @@ class CodingFile:
 
     def save(self, folder: Path) -> None:
         values = {"fps": self.fps, "frames": self.frames, "caption": self.caption, **asdict(self.coding)}
-        (folder / CODING_FILE).write_text(json.dumps(values, indent=1) + "\n")
+        write_json(folder / CODING_FILE, values)
 
     @staticmethod
     def find(folder: Path) -> CodingFile | None:

@@ -8,7 +8,6 @@ Flags go before `gbuffer.json`, and that before what a format implies. Nothing h
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from flowshade.files import write_json
 from flowshade.gbuffer.io.depth import DepthCode
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.limits import check_fps, read_json
-from flowshade.gbuffer.io.outputs import replacing
 from flowshade.types import Camera
 
 SIDECAR = "gbuffer.json"
@@ -183,8 +182,7 @@ class ClipConventions:
     def save(self, path: Path, evidence: tuple[str, ...] = ()) -> None:
         """Writes a `gbuffer.json`; it appears whole or not at all. Raises: ClipError where it cannot be written."""
         values = self.stated() | ({"evidence": list(evidence)} if evidence else {})
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(values, indent=1) + "\n")
+        write_json(path, values)
 
 
 def _check_number(name: str, value: Any, low: float, high: float) -> None:

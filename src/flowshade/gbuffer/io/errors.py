@@ -7,9 +7,3 @@ from flowshade.errors import FlowshadeError
 
 class ClipError(FlowshadeError):
     """A clip that cannot be read or written as asked."""
-
-
-def reason(error: BaseException) -> str:
-    """What another library says, on one line and printable: damaged files get their bytes into messages."""
-    text = " ".join(str(error).split())
-    return "".join(letter if letter.isprintable() else "?" for letter in text) or type(error).__name__

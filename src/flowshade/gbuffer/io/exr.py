@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import OpenEXR
 
-from flowshade.gbuffer.io.errors import ClipError, reason
+from flowshade.errors import reason
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.limits import MAX_SIDE, check_picture
 
 CALLING_THREAD = 0

@@ -25,12 +25,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from flowshade.color import from_bytes
+from flowshade.files import temporary_beside, write_json
 from flowshade.gbuffer.io.cameras import check_cameras
 from flowshade.gbuffer.io.conventions import ClipConventions
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.exr import ExrFile, read_exr, write_exr
 from flowshade.gbuffer.io.limits import MAX_SIDE, Fields, check_fps, read_json
-from flowshade.gbuffer.io.outputs import check_folder, temporary_beside, writing
+from flowshade.gbuffer.io.outputs import check_folder, writing
 from flowshade.gbuffer.io.pictures import read_png, write_png
 from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, settle_fps, stack
 from flowshade.gbuffer.view import to_uint8
@@ -82,7 +84,7 @@ class Manifest:
 
     def save(self, path: Path) -> None:
         header = {"format": FORMAT, "version": VERSION, "axes": AXES}
-        path.write_text(json.dumps({**header, **vars(self)}, indent=1) + "\n")
+        write_json(path, {**header, **vars(self)})
 
     @staticmethod
     def load(path: Path) -> Manifest:
@@ -184,7 +186,7 @@ class ClipFolderReader(ClipReader):
 
     def _reference(self, start: int, stop: int) -> Float[Tensor, "T 3 H W"] | None:
         pictures = [self._picture(self._path / "rgb" / f"{index:06d}.png") for index in range(start, stop)]
-        return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255
+        return from_bytes(torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2))
 
     def particles(self, start: int, stop: int) -> Float[Tensor, "T 4 H W"] | None:
         """The particle layer of frames `start` to `stop` - 1: display sRGB and mask, [0, 1]; None if there is none.
@@ -195,7 +197,7 @@ class ClipFolderReader(ClipReader):
         if not (self._path / "particles").is_dir():
             return None
         layers = [self._picture(self._path / "particles" / f"{i:06d}.png", planes=4) for i in range(start, stop)]
-        return torch.from_numpy(np.stack(layers)).permute(0, 3, 1, 2).float() / 255
+        return from_bytes(torch.from_numpy(np.stack(layers)).permute(0, 3, 1, 2))
 
     def _picture(self, path: Path, planes: int = 3) -> np.ndarray:
         picture = read_png(path)

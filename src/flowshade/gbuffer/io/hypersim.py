@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from flowshade.errors import MissingDependencyError
+from flowshade.errors import MissingDependencyError, reason
+from flowshade.gbuffer.io.cameras import check_cameras
 from flowshade.gbuffer.io.conventions import ClipConventions, intrinsics_of_fov
-from flowshade.gbuffer.io.errors import ClipError, reason
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.limits import check_picture
 from flowshade.gbuffer.io.picture_folder import PictureFolderReader
 from flowshade.types import Camera
@@ -128,7 +129,9 @@ class HypersimReader(PictureFolderReader):
         pose = torch.eye(4).repeat(frames, 1, 1)
         pose[:, :3, :3] = torch.from_numpy(turns[self._order]).float()
         pose[:, :3, 3] = torch.from_numpy(positions[self._order] * _metres_a_unit(detail)).float()
-        return Camera(intrinsics=intrinsics_of_fov(self._fov, size).repeat(frames, 1), pose=pose), None
+        camera = Camera(intrinsics=intrinsics_of_fov(self._fov, size).repeat(frames, 1), pose=pose)
+        check_cameras(folder, camera, self._order)
+        return camera, None
 
 
 def read_hdf5(path: Path) -> np.ndarray:

@@ -14,8 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from flowshade.errors import reason
+from flowshade.gbuffer.io.cameras import check_cameras
 from flowshade.gbuffer.io.conventions import ClipConventions
-from flowshade.gbuffer.io.errors import ClipError, reason
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.picture_folder import PictureFolderReader, pictures_in
 from flowshade.gbuffer.io.pictures import NUMPY_ERRORS
 from flowshade.types import Camera
@@ -107,8 +109,9 @@ class InfinigenReader(PictureFolderReader):
         lacking = [number for number in self._order if number not in found]
         if lacking:
             raise ClipError(f"{root / CAMERA} lacks frames {lacking[:6]}; expected one .npz a frame. Export them too.")
-        cameras = [read_camview(found[number], size) for number in self._order]
-        return Camera.cat(cameras), None
+        camera = Camera.cat([read_camview(found[number], size) for number in self._order])
+        check_cameras(root / CAMERA, camera, self._order)
+        return camera, None
 
 
 def read_camview(path: Path, size: tuple[int, int]) -> Camera:

@@ -7,7 +7,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from flowshade.gbuffer.io.errors import ClipError, reason
+from flowshade.errors import reason
+from flowshade.gbuffer.io.errors import ClipError
 
 MAX_JSON_BYTES = 2**26
 """Larger JSON files are refused before they are read."""

@@ -23,8 +23,10 @@ from einops import rearrange
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from flowshade.color import from_bytes
+from flowshade.errors import reason
 from flowshade.gbuffer.io.coding import CODED_CHANNELS, CodedReader
-from flowshade.gbuffer.io.errors import ClipError, reason
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.limits import read_json
 from flowshade.gbuffer.io.video import VideoReader
 from flowshade.types import CHANNELS
@@ -191,7 +193,7 @@ class MosaicReader(CodedReader):
         return rearrange(self._pictures(channel, start, stop), "t h w c -> t c h w")
 
     def _reference(self, start: int, stop: int) -> Float[Tensor, "T 3 H W"] | None:
-        return self._ordered(self._raw("rgb", start, stop)).float() / 255
+        return from_bytes(self._ordered(self._raw("rgb", start, stop)))
 
     def close(self) -> None:
         self._last.clear()

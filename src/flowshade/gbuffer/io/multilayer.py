@@ -6,6 +6,7 @@ A `Dialect` says how one renderer names its passes and what it implies; `blender
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +32,6 @@ from flowshade.gbuffer.io.exr import ExrFile, ExrHeader, read_exr, read_header, 
 from flowshade.gbuffer.io.reader import ClipInfo, ClipReader, settle_fps, stack
 from flowshade.gbuffer.io.sequence import numbered
 from flowshade.types import CHANNELS, Camera, GBuffer
-
-COLOURS = ("albedo", "emission", "reference")
 
 COMPONENTS: dict[str, tuple[str, ...]] = {
     "albedo": ("RGB", "XYZ"),
@@ -145,9 +144,9 @@ class MultilayerReader(ClipReader):
 
     def _cameras_in_headers(self) -> Camera | None:
         """Cameras that the renderer writes into the files themselves; one a frame, or None."""
-        if self._camera_of(self._header) is None:
+        if self._camera_of(self._paths[0], self._header) is None:
             return None
-        found = [self._camera_of(read_header(path)) for path in self._paths]
+        found = [self._camera_of(path, read_header(path)) for path in self._paths]
         lacking = [path for path, camera in zip(self._paths, found, strict=True) if camera is None]
         if lacking:
             raise ClipError(
@@ -156,8 +155,8 @@ class MultilayerReader(ClipReader):
             )
         return Camera.cat([camera for camera in found if camera is not None])
 
-    def _camera_of(self, header: ExrHeader) -> Camera | None:
-        """The camera that a header states; None for dialects that state none."""
+    def _camera_of(self, path: Path, header: ExrHeader) -> Camera | None:
+        """The camera that a file's header states; None for dialects that state none."""
         return None
 
     def _describe(self, fps: float | None, stated_fps: float | None) -> ClipInfo:
@@ -412,16 +411,24 @@ def _sizes_differ(path: Path, size: tuple[int, int], expected: tuple[int, int]) 
     )
 
 
-def header_number(attributes: dict[str, Any], *names: str) -> float | None:
-    """The first of several header attributes that is there, as a number (Unreal writes numbers as text)."""
-    for name in names:
-        value = attributes.get(name)
-        if value is None:
-            continue
-        try:
-            number = float(value.decode() if isinstance(value, bytes) else value)
-        except (TypeError, ValueError):
-            continue
-        if np.isfinite(number):
-            return number
-    return None
+def header_number(path: Path, attributes: dict[str, Any], *names: str) -> float | None:
+    """The first of several header attributes that is there, as a number (Unreal writes numbers as text).
+
+    Raises:
+        ClipError: it is no finite number.
+    """
+    name = next((name for name in names if attributes.get(name) is not None), None)
+    if name is None:
+        return None
+    value = attributes[name]
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    try:
+        number = float(text)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ClipError(
+            f"{path}: its header says {name} is {str(text)[:40]!r}; expected a finite number. Render this frame again, "
+            "or give cameras=FILE."
+        )
+    return number

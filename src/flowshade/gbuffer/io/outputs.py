@@ -1,4 +1,4 @@
-"""Where output goes: checked before work begins, and written so that it appears whole or not at all."""
+"""Where output goes, checked before work begins."""
 
 from __future__ import annotations
 
@@ -10,58 +10,23 @@ from pathlib import Path
 
 import av.error
 
-from flowshade.gbuffer.io.errors import ClipError, reason
+from flowshade import files
+from flowshade.errors import reason
+from flowshade.files import WriteError, temporary_beside
+from flowshade.gbuffer.io.errors import ClipError
 
 MAX_NAME_BYTES = 255
 """Of a file's name, on all usual file systems."""
 
 
-class WriteError(ClipError):
-    """A file or folder that cannot be written: a full disk, mostly."""
-
-    def __init__(self, path: Path, said: str) -> None:
-        self.said = said
-        super().__init__(
-            f"{path} cannot be written ({said}); nothing of it was kept. Free space on the disk, or choose another "
-            "place."
-        )
-
-
-def temporary_beside(path: Path) -> Path:
-    """The hidden neighbour under whose name an output is written until it is complete."""
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Says what the system or FFmpeg refuses about `path`, not about the temporary file that is being written.
-
-    Raises:
-        WriteError: the block failed to write.
-    """
+    """As `flowshade.files.writing`, for what FFmpeg refuses too. Raises: WriteError."""
     try:
-        yield
-    except WriteError as error:  # of a file within what is written
-        raise WriteError(path, error.said) from error
-    except (OSError, av.error.FFmpegError) as error:
-        said = getattr(error, "strerror", None) or reason(error)
-        raise WriteError(path, said) from error
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Gives a temporary neighbour to write; it becomes `path` when the block ends well, and is removed if not.
-
-    Raises:
-        WriteError: it cannot be written.
-    """
-    temporary = temporary_beside(path)
-    with writing(path):
-        try:
-            yield temporary
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with files.writing(path):
+            yield
+    except av.error.FFmpegError as error:
+        raise WriteError(path, error.strerror or reason(error)) from error
 
 
 def check_file(path: Path, suffix: str, what: str = "the output") -> None:

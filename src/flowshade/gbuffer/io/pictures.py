@@ -19,10 +19,11 @@ import cv2
 import numpy as np
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
-from flowshade.gbuffer.io.errors import ClipError, reason
+from flowshade.errors import reason
+from flowshade.files import write_bytes
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.exr import read_exr
 from flowshade.gbuffer.io.limits import MAX_FRAME_BYTES, check_picture
-from flowshade.gbuffer.io.outputs import replacing
 
 FAST_COMPRESSION = 1
 """zlib level: larger files by a few percent, written several times faster."""
@@ -295,5 +296,4 @@ def write_png(path: Path, values: np.ndarray) -> None:
     encoded, data = cv2.imencode(".png", stored, [cv2.IMWRITE_PNG_COMPRESSION, FAST_COMPRESSION])
     if not encoded:
         raise ClipError(f"{path}: {values.dtype} {list(values.shape)} cannot be written as PNG; expected 8 or 16 bit.")
-    with replacing(path) as temporary:
-        temporary.write_bytes(data.tobytes())
+    write_bytes(path, data.tobytes())

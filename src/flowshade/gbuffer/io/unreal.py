@@ -10,6 +10,7 @@ Depth is planar, in centimetres; half floats, which are the default, end at 655 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -60,15 +61,15 @@ class UnrealReader(MultilayerReader):
     def _stored_as_half(self, name: str) -> bool:
         return self._file(0).channels[name].dtype == np.float16
 
-    def _camera_of(self, header: ExrHeader) -> Camera | None:
-        return camera_of_header(header)
+    def _camera_of(self, path: Path, header: ExrHeader) -> Camera | None:
+        return camera_of_header(path, header)
 
 
-def camera_of_header(header: ExrHeader) -> Camera | None:
-    """The camera in a file's header; None where there is none."""
+def camera_of_header(path: Path, header: ExrHeader) -> Camera | None:
+    """The camera in a file's header; None where there is none. Raises: ClipError, if it holds no finite numbers."""
 
     def stated(name: str) -> float | None:
-        return header_number(header.attributes, *(f"{place}/{name}" for place in CAMERA_PLACES))
+        return header_number(path, header.attributes, *(f"{place}/{name}" for place in CAMERA_PLACES))
 
     location = [stated(f"curPos/{axis}") for axis in "xyz"]
     angles = [stated(f"curRot/{name}") for name in ("pitch", "yaw", "roll")]

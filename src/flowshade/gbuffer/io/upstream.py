@@ -10,8 +10,9 @@ from __future__ import annotations
 import csv
 from pathlib import Path, PurePosixPath
 
+from flowshade.errors import reason
 from flowshade.gbuffer.io.channel_video import ChannelVideoReader
-from flowshade.gbuffer.io.errors import ClipError, reason
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.limits import MAX_JSON_BYTES
 from flowshade.gbuffer.io.picture_folder import channel_in_name
 

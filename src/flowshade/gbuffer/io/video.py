@@ -20,9 +20,11 @@ from einops import rearrange
 from jaxtyping import Shaped, UInt8
 from torch import Tensor
 
-from flowshade.gbuffer.io.errors import ClipError, reason
+from flowshade.errors import reason
+from flowshade.files import temporary_beside
+from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.limits import check_fps, check_picture, check_size
-from flowshade.gbuffer.io.outputs import check_file, temporary_beside, writing
+from flowshade.gbuffer.io.outputs import check_file, writing
 from flowshade.types import Frames
 
 BT709 = 1

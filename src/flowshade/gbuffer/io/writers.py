@@ -18,6 +18,7 @@ from einops import rearrange, repeat
 from torch import Tensor
 
 from flowshade.color import srgb_to_linear
+from flowshade.files import temporary_beside
 from flowshade.gbuffer.io.cameras import CAMERAS_FILE, save_cameras
 from flowshade.gbuffer.io.channel_video import VIDEO_CHANNELS
 from flowshade.gbuffer.io.coding import CODED_CHANNELS, CodedReader, Coding, CodingFile, check_codable
@@ -27,7 +28,7 @@ from flowshade.gbuffer.io.exr import write_exr_parts
 from flowshade.gbuffer.io.flash import ORDER, SIZE, WINDOW_FRAMES
 from flowshade.gbuffer.io.folder import COMPONENTS, ClipWriter, move_into_place
 from flowshade.gbuffer.io.generic_exr import MOTION, MOTION_ATTRIBUTE
-from flowshade.gbuffer.io.outputs import check_folder, temporary_beside, writing
+from flowshade.gbuffer.io.outputs import check_folder, writing
 from flowshade.gbuffer.io.pictures import write_png
 from flowshade.gbuffer.io.reader import ClipReader
 from flowshade.gbuffer.io.upstream import COLUMNS, METADATA
