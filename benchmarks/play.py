@@ -25,6 +25,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
@@ -203,13 +204,13 @@ def debug_model(folder: Path) -> Path:
     return path
 
 
-def wait_until_up(port: int, server: subprocess.Popen[bytes]) -> None:
+def wait_until_up(port: int, alive: Callable[[], bool]) -> None:
     while True:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
             return
         except OSError:
-            if server.poll() is not None:
+            if not alive():
                 raise SystemExit("the server did not come up") from None
             time.sleep(0.2)
 
@@ -238,7 +239,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Result:
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     busy = [multiprocessing.Process(target=spin, daemon=True) for _ in range(args.load)]
     try:
-        wait_until_up(port, server)
+        wait_until_up(port, lambda: server.poll() is None)
         for process in busy:
             process.start()
         clients = [Client(port, index, index, args.warm, args.seconds) for index in range(args.sessions)]

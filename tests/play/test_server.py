@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +20,7 @@ from flowshade.play.painting import Models
 from flowshade.play.protocol import VERSION, FrameHeader, unpack_frame
 from flowshade.play.server import Limits, PlayConfig, PlayServer
 from flowshade.play.sources import Source, WorldSource, open_world
+from tests.play.fakes import Clock
 
 ROOM = """
 <mujoco>
@@ -198,8 +198,9 @@ def test_bad_messages_end_that_connection_only(client: TestClient, text: str, co
         bystander.frame()
 
 
-def test_a_flood_is_refused(client: TestClient) -> None:
-    with client.websocket_connect("/ws") as socket:
+def test_a_flood_is_refused(models: Models, server: PlayServer) -> None:
+    still = PlayServer(server.config, models, now=lambda: 0.0)  # however slow the machine, all come in one moment
+    with TestClient(still.app) as client, client.websocket_connect("/ws") as socket:
         player = Player(socket)
         player.hello()
         for index in range(400):
@@ -256,39 +257,53 @@ def test_a_session_that_fails_tells_its_player_and_leaves_others_alone(
 
 
 def test_a_session_without_input_ends_and_one_with_input_does_not(models: Models, server: PlayServer) -> None:
-    limits = Limits(sessions=2, idle_seconds=1.0)
+    clock = Clock()
+    limits = Limits(sessions=2, idle_seconds=100.0)
     config = PlayConfig(open_source=server.config.open_source, recordings=server.config.recordings, limits=limits)
-    with TestClient(PlayServer(config, models).app) as client:
+    with TestClient(PlayServer(config, models, now=clock.now).app) as client:
         with client.websocket_connect("/ws") as a, client.websocket_connect("/ws") as b:
             idle, busy = Player(a), Player(b)
             idle.hello()
             busy.hello()
-            ended = None
-            for number in range(1, 2000):
-                busy.say("input", id=number)
-                busy.frame()
-                got = idle.receive()
-                if isinstance(got, dict) and got["type"] == "problem":
-                    ended = got
-                    break
-            assert ended is not None and ended["code"] == "idle" and ended["fatal"]
-            busy.frame()
+            clock.advance(99)
+            idle.frame()
+            busy.say("input", id=1)
+            busy.frame(input=1)  # so it has been heard
+            clock.advance(2)
+            problem = idle.message("problem")
+            assert problem["code"] == "idle" and problem["fatal"]
+            busy.say("input", id=2)
+            busy.frame(input=2)
         assert client.get("/health").json()["version"] == VERSION
 
 
 def test_acks_alone_do_not_keep_a_session(models: Models, server: PlayServer) -> None:
     """A page that is left open shows frames and confirms them; nobody plays."""
-    limits = Limits(idle_seconds=0.5)
+    clock = Clock()
+    limits = Limits(idle_seconds=100.0)
     config = PlayConfig(open_source=server.config.open_source, recordings=server.config.recordings, limits=limits)
-    with TestClient(PlayServer(config, models).app) as client, client.websocket_connect("/ws") as socket:
+    with TestClient(PlayServer(config, models, now=clock.now).app) as client, client.websocket_connect("/ws") as socket:
         player = Player(socket)
         player.hello()
-        player.frame()
+        for _ in range(4):
+            clock.advance(24)
+            player.frame()
+        clock.advance(5)
         assert player.message("problem")["code"] == "idle"
 
 
-def threads_of_play() -> int:
-    return sum(thread.name.startswith("flowshade-session") for thread in threading.enumerate())
+def test_the_server_says_what_waits(client: TestClient) -> None:
+    with client.websocket_connect("/ws") as socket:
+        player = Player(socket)
+        player.hello()
+        player.frame()
+        health = client.get("/health").json()
+        assert health["sessions"] == 1
+        assert {"windows", "messages", "frames"} <= set(health)
+        assert health["windows"] <= 1 and health["frames"] <= 9
+    assert client.get("/health").json() == {
+        "version": VERSION, "sessions": 0, "windows": 0, "messages": 0, "frames": 0
+    }  # fmt: skip
 
 
 def test_eight_at_once_see_their_own_worlds_and_leave_nothing_behind(models: Models, tmp_path: Path) -> None:
@@ -320,6 +335,10 @@ def test_eight_at_once_see_their_own_worlds_and_leave_nothing_behind(models: Mod
                 if turn >= 8:
                     ground = picture[-6:].reshape(-1, 3).mean(0) / 255
                     assert ((ground > 0.6) == (np.array(colours[seed]) > 0.5)).all(), seed
-        assert len(server.sessions) == 8 and threads_of_play() == 8
+        sessions = list(server.sessions.values())
+        assert len(sessions) == 8 and all(session.alive for session in sessions)
     assert max(models.batches) > 1, "some were painted together"
-    assert not server.sessions and threads_of_play() == 0
+    assert not server.sessions
+    for session in sessions:
+        session.join(60)
+        assert not session.alive

@@ -97,6 +97,11 @@ class Models:
             raise PlayError(f"the model cannot be loaded: {self.error}")
         return self._renderer
 
+    @property
+    def waiting(self) -> int:
+        """Windows that wait for their turn."""
+        return len(self._jobs)
+
     def wait(self) -> StyledRenderer:
         """Waits until the model is there."""
         self._loaded.wait()
