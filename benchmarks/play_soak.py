@@ -35,11 +35,11 @@ from typing import Any
 
 import cv2
 import numpy as np
-from play import free_port, wait_until_up
 from websockets.sync.client import connect
 
 from flowshade.play.protocol import VERSION, FrameHeader, unpack_frame
 from flowshade.provenance import hardware
+from play import free_port, wait_until_up
 
 HUES = 12
 """How many can be told apart; the largest number of players."""
@@ -183,14 +183,14 @@ class Player:
             header, data = unpack_frame(message)
             socket.send(json.dumps({"type": "ack", "frame": header.id}))
             self._judge(header, data, size, last)
-            last = header.id
+            last = header.id if header.kind == "frame" else last
 
     def _wishes(self, now: float) -> list[tuple[float, str, dict[str, Any]]]:
         """The next minute's, each player a little later than the one before."""
         return [(now + at + 0.4 * self.number, kind, fields) for at, kind, fields in WISHES]
 
     def _hear(self, message: dict[str, Any]) -> tuple[int, int] | None:
-        if message["type"] == "problem":
+        if message["type"] == "problem" and message["fatal"]:
             raise RuntimeError(message["text"])
         self.recordings += message["type"] == "recorded"
         return (message["height"], message["width"]) if message["type"] == "welcome" else None
@@ -198,8 +198,9 @@ class Player:
     def _judge(self, header: FrameHeader, data: bytes, size: tuple[int, int], last: int) -> None:
         picture = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
         self.frames += 1
-        self.disordered += header.id <= last or picture is None or picture.shape[:2] != size
-        if picture is None or header.view not in OWN_VIEWS:
+        late = header.kind == "frame" and header.id <= last  # screenshots overtake
+        self.disordered += late or picture is None or picture.shape[:2] != size
+        if picture is None or header.kind != "frame" or header.view not in OWN_VIEWS:
             return
         hue = hue_of(picture)
         self.unseen += hue is None

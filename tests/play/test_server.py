@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
-from collections.abc import Iterator
+import time
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -100,6 +103,14 @@ class Player:
         raise AssertionError(f"no frame with {wanted} came")
 
 
+def waits_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Returns once it holds; a machine that is busy may take its time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never did"
+        time.sleep(0.01)
+
+
 def difference(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a.astype(float) - b.astype(float)).mean())
 
@@ -172,6 +183,26 @@ def test_a_recording_is_a_video_and_a_clip(client: TestClient, server: PlayServe
         assert len(open_clip(done["clip"])) == done["frames"]
         assert client.get(done["video"]).content[4:8] == b"ftyp"
         assert client.get("/recordings/..%2Froom.xml").status_code == 404
+
+
+def test_a_recording_that_cannot_be_is_said_and_play_goes_on(client: TestClient, server: PlayServer) -> None:
+    with client.websocket_connect("/ws") as socket:
+        player = Player(socket)
+        player.hello()
+        player.frame()
+        player.say("command", action="pause")
+        player.say("command", action="record")
+        player.say("command", action="stop_recording")  # before any window is finished
+        problem = player.message("problem")
+        assert problem["code"] == "recording_failed" and not problem["fatal"]
+        assert not [*server.config.recordings.iterdir()], "nothing is left half-written"
+        server.config.recordings.rmdir()
+        server.config.recordings.write_text("no folder")
+        player.say("command", action="record")
+        assert player.message("problem")["code"] == "recording_failed"
+        player.say("command", action="resume")
+        header, _ = player.frame()
+        player.frame(id=header.id + 4)
 
 
 @pytest.mark.parametrize(
@@ -292,6 +323,41 @@ def test_acks_alone_do_not_keep_a_session(models: Models, server: PlayServer) ->
         assert player.message("problem")["code"] == "idle"
 
 
+def test_a_world_is_freed_as_soon_as_its_player_has_gone(models: Models, server: PlayServer) -> None:
+    """Not when Python next looks for cycles: worlds are large, and that may be hours later."""
+    clock, worlds = Clock(), []
+
+    def open_source(kind: str | None, seed: int | None) -> Source:
+        source = server.config.open_source(kind, seed)
+        worlds.append(weakref.ref(source))
+        return source
+
+    limits = Limits(idle_seconds=100.0)
+    config = PlayConfig(open_source=open_source, recordings=server.config.recordings, limits=limits)
+    endings = {
+        "idle": lambda player: clock.advance(200),
+        "malformed": lambda player: player.socket.send_text("{"),
+        "second_hello": lambda player: player.say("hello", version=VERSION),
+        None: lambda player: None,  # closes the page
+    }
+    gc.disable()
+    try:
+        with TestClient(PlayServer(config, models, now=clock.now).app) as client:
+            for code, end in endings.items():
+                with client.websocket_connect("/ws") as socket:
+                    player = Player(socket)
+                    player.hello()
+                    player.frame(view="generated")
+                    end(player)
+                    if code is not None:
+                        assert player.message("problem")["code"] == code
+                waits_until(lambda: client.get("/health").json()["sessions"] == 0)
+                waits_until(lambda: worlds[-1]() is None)
+        assert len(worlds) == len(endings)
+    finally:
+        gc.enable()
+
+
 def test_the_server_says_what_waits(client: TestClient) -> None:
     with client.websocket_connect("/ws") as socket:
         player = Player(socket)
@@ -301,9 +367,8 @@ def test_the_server_says_what_waits(client: TestClient) -> None:
         assert health["sessions"] == 1
         assert {"windows", "messages", "frames"} <= set(health)
         assert health["windows"] <= 1 and health["frames"] <= 9
-    assert client.get("/health").json() == {
-        "version": VERSION, "sessions": 0, "windows": 0, "messages": 0, "frames": 0
-    }  # fmt: skip
+    nothing = {"version": VERSION, "sessions": 0, "windows": 0, "messages": 0, "frames": 0}
+    waits_until(lambda: client.get("/health").json() == nothing)
 
 
 def test_eight_at_once_see_their_own_worlds_and_leave_nothing_behind(models: Models, tmp_path: Path) -> None:

@@ -145,8 +145,14 @@ class Models:
             return
         finally:
             self._loaded.set()
-        while batch := self._next():
-            self._serve(batch)
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """One call; while the thread waits for the next it holds no windows of the last. False when it is time to end."""
+        batch = self._next()
+        self._serve(batch)
+        return bool(batch)
 
     def _next(self) -> list[_Job]:
         """The oldest window that waits and all that fit beside it; nothing when it is time to end."""
@@ -165,6 +171,8 @@ class Models:
             return batch
 
     def _serve(self, batch: list[_Job]) -> None:
+        if not batch:
+            return
         try:
             pictures = self._paint(batch)
         except Exception as error:  # noqa: BLE001 - goes to those who wait

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import itertools
 import logging
@@ -98,10 +99,9 @@ class _Outbox:
             if frame is not None:
                 return frame
             self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), self._frames.wait(time.monotonic()))
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._frames.wait(time.monotonic())):
+                    await self._changed.wait()
 
 
 class _Connection:
@@ -132,7 +132,8 @@ class _Connection:
 
     async def _begin(self, name: str) -> Session:
         try:
-            hello = await asyncio.wait_for(self._receive(), self._limits.hello_seconds)
+            async with asyncio.timeout(self._limits.hello_seconds):
+                hello = await self._receive()
         except TimeoutError as error:
             raise Refused("no_hello", "no hello came; send it first.") from error
         if not isinstance(hello, Hello):
@@ -164,6 +165,7 @@ class _Connection:
         return session
 
     async def _exchange(self, session: Session) -> None:
+        """Until one of the three ends the others, by what it raises."""
         tasks = [asyncio.create_task(work) for work in (self._send(session), self._listen(session), self._idle())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -171,8 +173,11 @@ class _Connection:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            task.result()
+        try:
+            for task in done:
+                task.result()
+        finally:  # what a task raised holds this frame: if this held the tasks, the world would not be freed soon
+            del tasks, done, task
 
     async def _send(self, session: Session) -> None:
         while True:
