@@ -453,8 +453,8 @@ def main() -> None:
     (args.out / "soak.json").write_text(json.dumps(asdict(result), indent=1) + "\n")
     plot(result.samples, args.out / "soak.png")
     print(
-        f"{result.began}, {result.hardware}, {result.cores} cores: {result.sessions} players, {result.seconds / 60:.0f} min, "
-        f"{result.visits} visits, {result.frames} frames ({result.judged} judged by hue, {result.unseen} without one), "
+        f"{result.began}, {result.hardware}, {result.cores} cores: {result.sessions} players, "
+        f"{result.seconds / 60:.0f} min, {result.visits} visits, {result.frames} frames ({result.judged} judged by hue, {result.unseen} without one), "
         f"{result.recordings} recordings; memory of the second half {result.growth_mib:+.1f} MiB "
         f"({result.growth_mib_an_hour:+.1f} an hour)"
     )

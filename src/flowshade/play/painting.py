@@ -15,7 +15,7 @@ import torch
 
 from flowshade.api import StyledRenderer
 from flowshade.play.errors import PlayError
-from flowshade.renderer.batch import push_together
+from flowshade.renderer.flash import FlashRenderer
 from flowshade.renderer.stream import Stream
 from flowshade.types import GBuffer
 
@@ -31,17 +31,17 @@ class Canvas:
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self.caption = ""
-        self._stream: Stream | None = None
+        self._stream: Stream | FlashRenderer | None = None
         self._written: str | None = None
 
     def restart(self) -> None:
         """Forgets all pictures; the caption stays."""
         self._stream, self._written = None, None
 
-    def stream(self, renderer: StyledRenderer) -> Stream:
+    def stream(self, renderer: StyledRenderer) -> Stream | FlashRenderer:
         """The stream, told of the caption. For the painting thread."""
         if self._stream is None:
-            self._stream = renderer.shared.open_stream(self.seed)
+            self._stream = renderer.open_stream(self.seed)
         if self._written != self.caption:
             self._stream.set_text(renderer.encoder.encode([self.caption]))
             self._written = self.caption
@@ -149,7 +149,7 @@ class Models:
             pass
 
     def _turn(self) -> bool:
-        """One call; while the thread waits for the next it holds no windows of the last. False when it is time to end."""
+        """One call, or False when it is time to end. Between calls the thread holds no windows of the last one."""
         batch = self._next()
         self._serve(batch)
         return bool(batch)
@@ -191,5 +191,5 @@ class Models:
         renderer = self._renderer
         assert renderer is not None
         streams = [job.canvas.stream(renderer) for job in batch]
-        frames = push_together(renderer.shared, streams, [job.window for job in batch], steps=batch[0].steps)
+        frames = renderer.push_streams(streams, [job.window for job in batch], steps=batch[0].steps)
         return [part.to_uint8().cpu().numpy() for part in frames]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import hmac
 import itertools
 import logging
@@ -22,7 +23,7 @@ from flowshade.play import protocol
 from flowshade.play.link import Limits, Link, Refused
 from flowshade.play.pace import FrameQueue, TimedFrame
 from flowshade.play.painting import Models
-from flowshade.play.protocol import CLIENT_KINDS, Ack, Hello, Problem, Welcome
+from flowshade.play.protocol import CLIENT_KINDS, Ack, Hello, Problem, SetLook, Welcome
 from flowshade.play.push import PushConnection
 from flowshade.play.session import Session
 from flowshade.play.sources import Source
@@ -200,7 +201,10 @@ class _Connection:
             if isinstance(message, Hello):
                 raise Refused("second_hello", "got a second hello; open another connection for another session.")
             try:
-                session.take(message)
+                if isinstance(message, SetLook):
+                    await asyncio.to_thread(session.take, message)  # a large text encoder takes its time
+                else:
+                    session.take(message)
             except FlowshadeError as error:
                 self.outbox.put(Problem(code="refused", text=str(error), fatal=False))
 
@@ -257,6 +261,8 @@ class PlayServer:
             finally:
                 self._connections.discard(connection)
                 self.sessions.pop(name, None)
+                del connection  # and with it the world
+                await asyncio.to_thread(_return_memory)
 
         await self._admit(socket, serve)
 
@@ -299,6 +305,13 @@ class PlayServer:
         if not self._knows(token) or Path(name).name != name or path.suffix != ".mp4" or not path.is_file():
             return Response(status_code=404)
         return FileResponse(path)
+
+
+def _return_memory() -> None:
+    """Gives freed memory back to the system, where the C library can: after each world it would keep more of it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def serve(config: PlayConfig, models: Models, *, host: str = "127.0.0.1", port: int = 8765) -> None:

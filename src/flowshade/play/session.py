@@ -222,7 +222,7 @@ class Session:
                 self._rest(self.turn())
         except Exception as error:
             log.exception("session %s ended", self.name)
-            text = str(error) if isinstance(error, PlayError) else f"the session ended: {type(error).__name__}"
+            text = str(error) if isinstance(error, FlowshadeError) else f"the session ended: {type(error).__name__}"
             self._emit(protocol.Problem(code="session_failed", text=text, fatal=True))
         finally:
             self._stop_recording()
