@@ -5,12 +5,13 @@
     python benchmarks/play_soak.py --model compact --size 128x224 --sessions 2
 
 Starts a server as a process and headless players on the same machine. They walk in circles, drive, jump, throw, change
-prompt, style and view, pause, step, reset, record and take screenshots, and every `--stay` seconds each leaves and comes back
-to another world. Every player's world is of one hue, so that the hue of each picture says whose it is.
+prompt, style and view, pause, step, reset, record and take screenshots, and every `--stay` seconds each leaves and
+comes back to another world. A player's worlds are of one hue, so that a picture's hue says whose it is.
 
-Written into `--out` (soak.json, soak.png, and soak.jsonl as it goes; Ctrl+C ends early and keeps what there is): resident
-memory, threads, open files, and what waits in the server, every few seconds. The verdict says whether memory, threads and
-files are flat, queues short and no frame was another's, out of order or of another size; a failed one ends with status 1.
+Written into `--out` (soak.json, soak.png, and soak.jsonl as it goes; Ctrl+C ends early and keeps what there is):
+resident memory, threads, open files, and what waits in the server, every few seconds. The verdict says whether memory,
+threads and files are flat, queues short, and no frame was another's, out of order or of another size; a failed one
+ends with status 1.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ WISHES: tuple[tuple[float, str, dict[str, Any]], ...] = (
 
 
 def serve_hues(port: int, model: str, kind: str, size: tuple[int, int], sessions: int, device: str, out: str) -> None:
-    """Serves worlds whose surfaces all have the hue that the seed says; a player may come before the last one is gone."""
+    """Serves worlds in the hue that the seed says; there is room for a player who comes before the last has gone."""
     from flowshade.api import choose_device, load_renderer
     from flowshade.play.link import Limits
     from flowshade.play.painting import Models
@@ -454,8 +455,8 @@ def main() -> None:
     plot(result.samples, args.out / "soak.png")
     print(
         f"{result.began}, {result.hardware}, {result.cores} cores: {result.sessions} players, "
-        f"{result.seconds / 60:.0f} min, {result.visits} visits, {result.frames} frames ({result.judged} judged by hue, {result.unseen} without one), "
-        f"{result.recordings} recordings; memory of the second half {result.growth_mib:+.1f} MiB "
+        f"{result.seconds / 60:.0f} min, {result.visits} visits, {result.frames} frames "
+        f"({result.judged} judged by hue, {result.unseen} without one), {result.recordings} recordings; memory of the second half {result.growth_mib:+.1f} MiB "
         f"({result.growth_mib_an_hour:+.1f} an hour)"
     )
     for error in result.errors[:5]:

@@ -1005,9 +1005,9 @@ def play(
     from flowshade.play.launch import Launch, run
 
     launch = Launch(
-        world=world, seed=seed, mjcf=mjcf, clip=clip, model=model, checkpoint=checkpoint, size=None if size is None else _parse_size(size),
-        fps=fps, steps=steps, window=window, sessions=sessions, device=device, host=host, port=port, token=token,
-        push=push,
+        world=world, seed=seed, mjcf=mjcf, clip=clip, model=model, checkpoint=checkpoint,
+        size=None if size is None else _parse_size(size), fps=fps, steps=steps, window=window, sessions=sessions,
+        device=device, host=host, port=port, token=token, push=push,
     )  # fmt: skip
     run(launch, announce=lambda address: print(f"playing at {address} (Ctrl+C ends it)", flush=True))
 
