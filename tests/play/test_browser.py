@@ -189,7 +189,38 @@ def test_two_players_do_not_share_a_world(page: Any, browser: Any, served: Serve
     other.close()
 
 
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("junk", ["'{'", "'x'.repeat(20000)", "'x'.repeat(300000)", "new Uint8Array(300000)"])
+def test_malformed_and_oversized_messages_end_their_own_socket_only(page: Any, junk: str) -> None:
+    closed = page.evaluate(
+        "async () => { const socket = new WebSocket(location.href.split('?')[0].replace('http', 'ws') + 'ws');"
+        f" socket.onopen = () => {{ socket.send(JSON.stringify({{type: 'hello', version: 1}})); socket.send({junk}); }};"
+        " return await new Promise((done) => { socket.onclose = (event) => done(event.code); }); }"
+    )
+    assert closed in (1008, 1009), "policy, or too big"
+    first = int(page.get_attribute("#picture", "data-frame"))
+    shows(page, f"Number(d.frame) > {first + 4}")
+
+
+def test_the_chosen_style_can_be_seen_on_a_narrow_screen(browser: Any, served: Served) -> None:
+    page = browser.new_page(viewport={"width": 360, "height": 720})
+    page.goto(f"{served.address}?style=neon")
+    shows(page, "true")
+    page.wait_for_function(
+        "() => { const chip = document.querySelector('#styles [aria-pressed=true]').getBoundingClientRect();"
+        " return chip.left >= 0 && chip.right <= innerWidth; }"
+    )
+    page.close()
+
+
+def test_every_control_is_reached_by_keyboard(page: Any) -> None:
+    reached = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id || document.activeElement.dataset.name || ''"))
+    assert {"prompt", "view", "neon", "drive", "throw", "pause", "record", "screenshot", "share"} <= reached
+
+
+@pytest.mark.parametrize("width", [360, 768, 1440])
 def test_everything_fits_and_has_a_name(browser: Any, served: Served, width: int, tmp_path: Path) -> None:
     page = browser.new_page(viewport={"width": width, "height": 720})
     page.goto(served.address)
