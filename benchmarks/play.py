@@ -3,6 +3,7 @@
     python benchmarks/play.py                              # compact, 128x224 on a CPU, 480x832 on a GPU
     python benchmarks/play.py --size 96x160 --load 2       # beside two busy processes
     python benchmarks/play.py --search 8                   # the largest size of each preset with 8 frames a second
+    python benchmarks/play.py --goals                      # on an H200: what the design asks for, met or missed
     python benchmarks/play.py --in-process                 # without web server: needs no fastapi, uvicorn, websockets
     python benchmarks/play.py --model alaya-flash --random-weights --window 16 --in-process   # Flash's shape
 
@@ -15,6 +16,7 @@ it on a screen. The first seconds are warm-up. Prints a markdown row; `--json FI
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -403,6 +405,8 @@ def summary(args: argparse.Namespace, clients: list[Client]) -> Result:
     for client in clients:
         if client.error:
             raise SystemExit(f"player {client.number} failed: {client.error}")
+    if min(len(client.latencies) for client in clients) < 2:
+        raise SystemExit(f"hardly an input was answered in {args.seconds:.0f} s; give more --seconds.")
     latencies = np.array([value for client in clients for value in client.latencies]) * 1000
     middles = [len(client.latencies) // 2 for client in clients]
     early = [value for client, middle in zip(clients, middles) for value in client.latencies[:middle]]
@@ -447,6 +451,46 @@ def search(args: argparse.Namespace, folder: Path) -> list[Result]:
     return results
 
 
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What the design asks for on one H200 at 480x832, physics and tracing included."""
+
+    model: str
+    random_weights: bool
+    window: int
+    tick_rate: float
+    fps: float
+    p95_ms: float | None
+
+
+GOALS = (
+    Goal(model="compact", random_weights=False, window=4, tick_rate=60.0, fps=60.0, p95_ms=175.0),
+    Goal(model=FLASH, random_weights=True, window=4, tick_rate=30.0, fps=30.0, p95_ms=None),
+    Goal(model=FLASH, random_weights=True, window=16, tick_rate=30.0, fps=30.0, p95_ms=None),
+)
+_ROUNDING = 0.98
+"""Of a goal: frames that are counted at the ends of a run."""
+
+
+def goals(args: argparse.Namespace, folder: Path) -> list[Result]:
+    """Measures every goal, in process and, where the packages are there, through the web server."""
+    web = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "websockets"))
+    results: list[Result] = []
+    for goal in GOALS:
+        args.model, args.random_weights, args.window = goal.model, goal.random_weights, goal.window
+        args.fps = goal.tick_rate
+        for args.in_process in (True, False) if web else (True,):
+            result = measure(args, folder)
+            results.append(result)
+            print(result.row(), flush=True)
+            fast = min(result.fps) >= _ROUNDING * goal.fps
+            soon = goal.p95_ms is None or result.p95_ms <= goal.p95_ms
+            wanted = "" if goal.p95_ms is None else f" and p95 within {goal.p95_ms:.0f} ms"
+            said = result.note or "nothing given up"
+            print(f"  {goal.fps:.0f} FPS{wanted}: {'met' if fast and soon else 'MISSED'}; {said}", flush=True)
+    return results
+
+
 def parse_size(text: str) -> tuple[int, int]:
     height, width = text.split("x")
     return int(height), int(width)
@@ -472,13 +516,16 @@ def main() -> None:
     parser.add_argument(
         "--search", type=float, metavar="FPS", help="find the largest sizes with so many frames a second"
     )
+    parser.add_argument("--goals", action="store_true", help="measure what the design asks for")
     parser.add_argument("--json", type=Path, help="also write the result here")
     args = parser.parse_args()
     if args.random_weights and args.model != FLASH:
         parser.error(f"random weights are for --model {FLASH}; got --model {args.model}.")
     print(HEADER, flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        if args.search:
+        if args.goals:
+            results = goals(args, Path(folder))
+        elif args.search:
             results = search(args, Path(folder))
         else:
             results = [measure(args, Path(folder))]

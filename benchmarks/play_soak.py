@@ -455,8 +455,8 @@ def main() -> None:
     plot(result.samples, args.out / "soak.png")
     print(
         f"{result.began}, {result.hardware}, {result.cores} cores: {result.sessions} players, "
-        f"{result.seconds / 60:.0f} min, {result.visits} visits, {result.frames} frames ({result.judged} judged by hue, "
-        f"{result.unseen} without one), {result.recordings} recordings; memory of the second half "
+        f"{result.seconds / 60:.0f} min, {result.visits} visits, {result.frames} frames ({result.judged} judged by "
+        f"hue, {result.unseen} without one), {result.recordings} recordings; memory of the second half "
         f"{result.growth_mib:+.1f} MiB "
         f"({result.growth_mib_an_hour:+.1f} an hour)"
     )
