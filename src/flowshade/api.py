@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -29,10 +29,12 @@ from flowshade.gbuffer.io.resize import resize_reference
 from flowshade.inverse.diffusion import DiffusionConfig, DiffusionInverse
 from flowshade.inverse.stream import Inverse, VideoInverse
 from flowshade.inversion import InvertedClip, InvertedWindow
+from flowshade.renderer.batch import push_together
 from flowshade.renderer.fast import speed_up
 from flowshade.renderer.flash import FlashRenderer
 from flowshade.renderer.prompt import PromptEncoder
 from flowshade.renderer.renderer import Renderer
+from flowshade.renderer.stream import Stream
 from flowshade.renderer.styles import Style, compose, find_style, load_styles
 from flowshade.timing import StageTimer, watching
 from flowshade.types import FRAMES_PER_LATENT, Frames, GBuffer
@@ -119,18 +121,32 @@ class StyledRenderer:
     def device(self) -> torch.device:
         return self.model.device
 
-    @property
-    def shared(self) -> Renderer:
-        """The network, which several streams can share.
+    def open_stream(self, seed: int = 0) -> Stream | FlashRenderer:
+        """A further stream through the same weights; it needs a prompt (`set_text`) and goes on in `push_streams`."""
+        return self.model.open_stream(seed)
+
+    def push_streams(
+        self, streams: Sequence[Stream | FlashRenderer], windows: Sequence[GBuffer], *, steps: int | None = None
+    ) -> list[Frames]:
+        """Renders the next window of each of several streams, in one batch where the model can.
+
+        Side effect: the streams' memory moves on.
+
+        Args:
+            streams: different ones, of this renderer's `open_stream`.
+            windows: one a stream, all of one size and number of frames.
+            steps: denoising steps; the renderer's when None.
 
         Raises:
-            FlowshadeError: it is one of upstream's, which serve one stream.
+            ValueError: what `renderer.batch.push_together` refuses.
         """
-        if not isinstance(self.model, Renderer):
-            raise FlowshadeError(
-                f"model {self.name!r} serves one stream; expected one for several. Take {COMPACT!r} to play."
-            )
-        return self.model
+        steps = self.steps if steps is None else steps
+        if isinstance(self.model, Renderer):
+            return push_together(self.model, cast(Sequence[Stream], streams), windows, steps=steps)
+        return [
+            cast(FlashRenderer, stream).push(coded_planes(window, 0, window.frames), steps=steps)
+            for stream, window in zip(streams, windows, strict=True)
+        ]
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1052,6 +1052,7 @@ def play(
     model: Annotated[
         str, arg(metavar="NAME", help="A model's name, or the path of its .safetensors file.")
     ] = "compact",
+    checkpoint: Checkpoint = None,
     size: Annotated[
         str | None, arg(metavar="HxW", help="Height and width in pixels; by default 128x224, on a GPU 480x832.")
     ] = None,
@@ -1073,9 +1074,9 @@ def play(
     from flowshade.play.launch import Launch, run
 
     launch = Launch(
-        world=world, seed=seed, mjcf=mjcf, clip=clip, model=model, size=None if size is None else _parse_size(size),
-        fps=fps, steps=steps, window=window, sessions=sessions, device=device, host=host, port=port, token=token,
-        push=push,
+        world=world, seed=seed, mjcf=mjcf, clip=clip, model=model, checkpoint=checkpoint,
+        size=None if size is None else _parse_size(size), fps=fps, steps=steps, window=window, sessions=sessions,
+        device=device, host=host, port=port, token=token, push=push,
     )  # fmt: skip
     run(launch, announce=lambda address: print(f"playing at {address} (Ctrl+C ends it)", flush=True))
 

@@ -7,6 +7,7 @@ import gc
 import hashlib
 import json
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -61,9 +62,14 @@ class UpstreamPrompts:
         self._capacity = cache
         self._cache: OrderedDict[str, TextContext] = OrderedDict()
         self._encoder: Umt5Encoder | None = None
+        self._lock = threading.Lock()
 
     def encode(self, texts: Sequence[str]) -> TextContext:
-        """Embeds prompts, see `Umt5Encoder.encode`."""
+        """Embeds prompts, see `Umt5Encoder.encode`. One thread at a time; others wait."""
+        with self._lock:
+            return self._encode(texts)
+
+    def _encode(self, texts: Sequence[str]) -> TextContext:
         new = list(dict.fromkeys(text for text in texts if text not in self._cache))
         if new:
             encoder = self._encoder or self._load()
@@ -167,8 +173,8 @@ def coded_planes(
 
 
 def code(gbuffer: GBuffer) -> dict[str, UInt8[Tensor, "T 3 H W"]]:
-    """Channels in physical units to 8-bit planes by `CODING`."""
-    channels = {name: value.cpu() for name, value in gbuffer.channels().items() if name in BUFFERS}
+    """Channels in physical units to 8-bit planes by `CODING`, on the device they lie on."""
+    channels = {name: value for name, value in gbuffer.channels().items() if name in BUFFERS}
     return {
         name: CODING.encode(name, value, TOP).to(torch.uint8).expand(-1, 3, -1, -1) for name, value in channels.items()
     }

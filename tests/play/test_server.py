@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
-import threading
-from collections.abc import Iterator
+import time
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from flowshade.play.painting import Models
 from flowshade.play.protocol import VERSION, FrameHeader, unpack_frame
 from flowshade.play.server import Limits, PlayConfig, PlayServer
 from flowshade.play.sources import Source, WorldSource, open_world
+from tests.play.fakes import Clock
 
 ROOM = """
 <mujoco>
@@ -100,6 +103,14 @@ class Player:
         raise AssertionError(f"no frame with {wanted} came")
 
 
+def waits_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Returns once it holds; a machine that is busy may take its time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never did"
+        time.sleep(0.01)
+
+
 def difference(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a.astype(float) - b.astype(float)).mean())
 
@@ -174,6 +185,26 @@ def test_a_recording_is_a_video_and_a_clip(client: TestClient, server: PlayServe
         assert client.get("/recordings/..%2Froom.xml").status_code == 404
 
 
+def test_a_recording_that_cannot_be_is_said_and_play_goes_on(client: TestClient, server: PlayServer) -> None:
+    with client.websocket_connect("/ws") as socket:
+        player = Player(socket)
+        player.hello()
+        player.frame()
+        player.say("command", action="pause")
+        player.say("command", action="record")
+        player.say("command", action="stop_recording")  # before any window is finished
+        problem = player.message("problem")
+        assert problem["code"] == "recording_failed" and not problem["fatal"]
+        assert not [*server.config.recordings.iterdir()], "nothing is left half-written"
+        server.config.recordings.rmdir()
+        server.config.recordings.write_text("no folder")
+        player.say("command", action="record")
+        assert player.message("problem")["code"] == "recording_failed"
+        player.say("command", action="resume")
+        header, _ = player.frame()
+        player.frame(id=header.id + 4)
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [
@@ -198,8 +229,9 @@ def test_bad_messages_end_that_connection_only(client: TestClient, text: str, co
         bystander.frame()
 
 
-def test_a_flood_is_refused(client: TestClient) -> None:
-    with client.websocket_connect("/ws") as socket:
+def test_a_flood_is_refused(models: Models, server: PlayServer) -> None:
+    still = PlayServer(server.config, models, now=lambda: 0.0)  # however slow the machine, all come in one moment
+    with TestClient(still.app) as client, client.websocket_connect("/ws") as socket:
         player = Player(socket)
         player.hello()
         for index in range(400):
@@ -256,39 +288,87 @@ def test_a_session_that_fails_tells_its_player_and_leaves_others_alone(
 
 
 def test_a_session_without_input_ends_and_one_with_input_does_not(models: Models, server: PlayServer) -> None:
-    limits = Limits(sessions=2, idle_seconds=1.0)
+    clock = Clock()
+    limits = Limits(sessions=2, idle_seconds=100.0)
     config = PlayConfig(open_source=server.config.open_source, recordings=server.config.recordings, limits=limits)
-    with TestClient(PlayServer(config, models).app) as client:
+    with TestClient(PlayServer(config, models, now=clock.now).app) as client:
         with client.websocket_connect("/ws") as a, client.websocket_connect("/ws") as b:
             idle, busy = Player(a), Player(b)
             idle.hello()
             busy.hello()
-            ended = None
-            for number in range(1, 2000):
-                busy.say("input", id=number)
-                busy.frame()
-                got = idle.receive()
-                if isinstance(got, dict) and got["type"] == "problem":
-                    ended = got
-                    break
-            assert ended is not None and ended["code"] == "idle" and ended["fatal"]
-            busy.frame()
+            clock.advance(99)
+            idle.frame()
+            busy.say("input", id=1)
+            busy.frame(input=1)  # so it has been heard
+            clock.advance(2)
+            problem = idle.message("problem")
+            assert problem["code"] == "idle" and problem["fatal"]
+            busy.say("input", id=2)
+            busy.frame(input=2)
         assert client.get("/health").json()["version"] == VERSION
 
 
 def test_acks_alone_do_not_keep_a_session(models: Models, server: PlayServer) -> None:
     """A page that is left open shows frames and confirms them; nobody plays."""
-    limits = Limits(idle_seconds=0.5)
+    clock = Clock()
+    limits = Limits(idle_seconds=100.0)
     config = PlayConfig(open_source=server.config.open_source, recordings=server.config.recordings, limits=limits)
-    with TestClient(PlayServer(config, models).app) as client, client.websocket_connect("/ws") as socket:
+    with TestClient(PlayServer(config, models, now=clock.now).app) as client, client.websocket_connect("/ws") as socket:
         player = Player(socket)
         player.hello()
-        player.frame()
+        for _ in range(4):
+            clock.advance(24)
+            player.frame()
+        clock.advance(5)
         assert player.message("problem")["code"] == "idle"
 
 
-def threads_of_play() -> int:
-    return sum(thread.name.startswith("flowshade-session") for thread in threading.enumerate())
+def test_a_world_is_freed_as_soon_as_its_player_has_gone(models: Models, server: PlayServer) -> None:
+    """Not when Python next looks for cycles: worlds are large, and that may be hours later."""
+    clock, worlds = Clock(), []
+
+    def open_source(kind: str | None, seed: int | None) -> Source:
+        source = server.config.open_source(kind, seed)
+        worlds.append(weakref.ref(source))
+        return source
+
+    limits = Limits(idle_seconds=100.0)
+    config = PlayConfig(open_source=open_source, recordings=server.config.recordings, limits=limits)
+    endings = {
+        "idle": lambda player: clock.advance(200),
+        "malformed": lambda player: player.socket.send_text("{"),
+        "second_hello": lambda player: player.say("hello", version=VERSION),
+        None: lambda player: None,  # closes the page
+    }
+    gc.disable()
+    try:
+        with TestClient(PlayServer(config, models, now=clock.now).app) as client:
+            for code, end in endings.items():
+                with client.websocket_connect("/ws") as socket:
+                    player = Player(socket)
+                    player.hello()
+                    player.frame(view="generated")
+                    end(player)
+                    if code is not None:
+                        assert player.message("problem")["code"] == code
+                waits_until(lambda: client.get("/health").json()["sessions"] == 0)
+                waits_until(lambda: worlds[-1]() is None)
+        assert len(worlds) == len(endings)
+    finally:
+        gc.enable()
+
+
+def test_the_server_says_what_waits(client: TestClient) -> None:
+    with client.websocket_connect("/ws") as socket:
+        player = Player(socket)
+        player.hello()
+        player.frame()
+        health = client.get("/health").json()
+        assert health["sessions"] == 1
+        assert {"windows", "messages", "frames"} <= set(health)
+        assert health["windows"] <= 1 and health["frames"] <= 9
+    nothing = {"version": VERSION, "sessions": 0, "windows": 0, "messages": 0, "frames": 0}
+    waits_until(lambda: client.get("/health").json() == nothing)
 
 
 def test_eight_at_once_see_their_own_worlds_and_leave_nothing_behind(models: Models, tmp_path: Path) -> None:
@@ -320,6 +400,10 @@ def test_eight_at_once_see_their_own_worlds_and_leave_nothing_behind(models: Mod
                 if turn >= 8:
                     ground = picture[-6:].reshape(-1, 3).mean(0) / 255
                     assert ((ground > 0.6) == (np.array(colours[seed]) > 0.5)).all(), seed
-        assert len(server.sessions) == 8 and threads_of_play() == 8
+        sessions = list(server.sessions.values())
+        assert len(sessions) == 8 and all(session.alive for session in sessions)
     assert max(models.batches) > 1, "some were painted together"
-    assert not server.sessions and threads_of_play() == 0
+    assert not server.sessions
+    for session in sessions:
+        session.join(60)
+        assert not session.alive

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flowshade.api import choose_device, load_renderer
+from flowshade.api import StyledRenderer, choose_device, load_renderer
+from flowshade.checkpoints.catalogue import MODELS
+from flowshade.checkpoints.loading import find_parts
 from flowshade.errors import MissingDependencyError
 from flowshade.play.errors import PlayError
 from flowshade.play.sources import ClipSource, Source, WorldSource, open_world
 from flowshade.types import FRAMES_PER_LATENT
+from flowshade.upstream import FLASH
 from flowshade.world import WORLDS, WorldError
 
 CPU_SIZE = (128, 224)
@@ -31,6 +34,8 @@ class Launch:
     mjcf: Path | None = None
     clip: Path | None = None
     model: str = "compact"
+    checkpoint: Path | None = None
+    """Of alaya-flash: its folder or its transformer's file; None looks where `models pull` puts it."""
     size: tuple[int, int] | None = None
     """Height and width in pixels; None takes `CPU_SIZE` or `GPU_SIZE`."""
     fps: float | None = None
@@ -60,6 +65,10 @@ class Launch:
         size = self.size or (GPU_SIZE if gpu else CPU_SIZE)
         return replace(self, size=size, fps=self.fps or (60.0 if gpu else 30.0))
 
+    def load_model(self) -> StyledRenderer:
+        """The renderer that all players share."""
+        return load_renderer(self.model, checkpoint=self.checkpoint, device=self.device, steps=self.steps)
+
     def open_source(self, kind: str | None, seed: int | None) -> Source:
         """A world or clip of a session's own; for a settled launch."""
         assert self.size is not None and self.fps is not None
@@ -77,6 +86,7 @@ def run(launch: Launch, announce: Callable[[str], None]) -> None:
     Raises:
         MissingDependencyError: the server's packages are not installed.
         PlayError: two worlds were asked for, or the port is taken.
+        CheckpointError: the model's files are missing.
         WorldError: an unknown kind of world.
     """
     missing = [name for name in ("fastapi", "uvicorn", "websockets") if importlib.util.find_spec(name) is None]
@@ -89,7 +99,7 @@ def run(launch: Launch, announce: Callable[[str], None]) -> None:
 
     _check(launch)
     launch = launch.settled()
-    models = Models(lambda: load_renderer(launch.model, device=launch.device, steps=launch.steps))
+    models = Models(launch.load_model)
     config = PlayConfig(
         open_source=launch.open_source,
         model_name=Path(launch.model).stem,
@@ -110,6 +120,10 @@ def _check(launch: Launch) -> None:
         raise PlayError("got both --mjcf and --clip; give one of them.")
     if not launch.fixed and launch.world not in WORLDS:
         raise WorldError(f"unknown world {launch.world!r}; expected one of {', '.join(WORLDS)}, or use --mjcf FILE.")
+    if launch.model == FLASH:
+        find_parts(MODELS[FLASH], launch.checkpoint)  # says at once what is missing
+    elif launch.checkpoint is not None:
+        raise PlayError(f"a checkpoint goes with --model {FLASH}; give {launch.checkpoint} as the --model itself.")
     if launch.window < 1 or launch.window % FRAMES_PER_LATENT:
         raise PlayError(f"window is {launch.window} frames; expected a multiple of {FRAMES_PER_LATENT}, such as 4.")
     if launch.sessions < 1:

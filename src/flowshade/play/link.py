@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastapi import WebSocket, WebSocketDisconnect
@@ -54,12 +55,13 @@ class Refused(Exception):
 class Rate:
     """A token bucket."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits, self._left, self._at = limits, limits.burst, time.monotonic()
+    def __init__(self, limits: Limits, now: Callable[[], float]) -> None:
+        self._limits, self._now = limits, now
+        self._left, self._at = limits.burst, now()
 
     def take(self) -> bool:
         """Whether one more message is within the limits."""
-        now = time.monotonic()
+        now = self._now()
         self._left = min(self._limits.burst, self._left + (now - self._at) * self._limits.messages_a_second)
         self._at = now
         self._left -= 1
@@ -67,11 +69,11 @@ class Rate:
 
 
 class Link:
-    """One socket: reads messages within limits and says why it ends."""
+    """One socket: reads messages within limits and says why it ends. `now` is the limits' clock, seconds."""
 
-    def __init__(self, socket: WebSocket, limits: Limits) -> None:
-        self.socket, self.limits = socket, limits
-        self._rate = Rate(limits)
+    def __init__(self, socket: WebSocket, limits: Limits, now: Callable[[], float] = time.monotonic) -> None:
+        self.socket, self.limits, self.now = socket, limits, now
+        self._rate = Rate(limits, now)
 
     async def receive(self, kinds: Kinds) -> Message | bytes:
         """The next message of one of these kinds, or binary data as it came.

@@ -189,6 +189,10 @@ class FrameQueue:
         self.dropped = 0
         """Frames that were never sent."""
 
+    def __len__(self) -> int:
+        """Frames that wait to be sent."""
+        return len(self._frames) + len(self._always)
+
     def put(self, frames: list[TimedFrame], now: float) -> None:
         """Takes a window's frames. What is overdue makes room for them."""
         self._always += [frame for frame in frames if frame.header.kind != "frame"]

@@ -15,7 +15,7 @@ import torch
 
 from flowshade.api import StyledRenderer
 from flowshade.play.errors import PlayError
-from flowshade.renderer.batch import push_together
+from flowshade.renderer.flash import FlashRenderer
 from flowshade.renderer.stream import Stream
 from flowshade.types import GBuffer
 
@@ -31,17 +31,17 @@ class Canvas:
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self.caption = ""
-        self._stream: Stream | None = None
+        self._stream: Stream | FlashRenderer | None = None
         self._written: str | None = None
 
     def restart(self) -> None:
         """Forgets all pictures; the caption stays."""
         self._stream, self._written = None, None
 
-    def stream(self, renderer: StyledRenderer) -> Stream:
+    def stream(self, renderer: StyledRenderer) -> Stream | FlashRenderer:
         """The stream, told of the caption. For the painting thread."""
         if self._stream is None:
-            self._stream = renderer.shared.open_stream(self.seed)
+            self._stream = renderer.open_stream(self.seed)
         if self._written != self.caption:
             self._stream.set_text(renderer.encoder.encode([self.caption]))
             self._written = self.caption
@@ -97,6 +97,11 @@ class Models:
             raise PlayError(f"the model cannot be loaded: {self.error}")
         return self._renderer
 
+    @property
+    def waiting(self) -> int:
+        """Windows that wait for their turn."""
+        return len(self._jobs)
+
     def wait(self) -> StyledRenderer:
         """Waits until the model is there."""
         self._loaded.wait()
@@ -140,8 +145,14 @@ class Models:
             return
         finally:
             self._loaded.set()
-        while batch := self._next():
-            self._serve(batch)
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """One call, or False when it is time to end. Between calls the thread holds no windows of the last one."""
+        batch = self._next()
+        self._serve(batch)
+        return bool(batch)
 
     def _next(self) -> list[_Job]:
         """The oldest window that waits and all that fit beside it; nothing when it is time to end."""
@@ -160,6 +171,8 @@ class Models:
             return batch
 
     def _serve(self, batch: list[_Job]) -> None:
+        if not batch:
+            return
         try:
             pictures = self._paint(batch)
         except Exception as error:  # noqa: BLE001 - goes to those who wait
@@ -178,5 +191,5 @@ class Models:
         renderer = self._renderer
         assert renderer is not None
         streams = [job.canvas.stream(renderer) for job in batch]
-        frames = push_together(renderer.shared, streams, [job.window for job in batch], steps=batch[0].steps)
+        frames = renderer.push_streams(streams, [job.window for job in batch], steps=batch[0].steps)
         return [part.to_uint8().cpu().numpy() for part in frames]

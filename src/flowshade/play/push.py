@@ -249,7 +249,8 @@ class PushConnection:
         if not limits.push_bytes:
             raise Refused("push_off", "this server takes no windows; start it with: flowshade play --push")
         try:
-            hello = await asyncio.wait_for(self._link.receive(PUSH_KINDS), limits.hello_seconds)
+            async with asyncio.timeout(limits.hello_seconds):
+                hello = await self._link.receive(PUSH_KINDS)
         except TimeoutError as error:
             raise Refused("no_hello", "no push_hello came; send it first.") from error
         if not isinstance(hello, PushHello):
@@ -277,7 +278,8 @@ class PushConnection:
         )  # fmt: skip
         while True:
             try:
-                message = await asyncio.wait_for(self._link.receive(PUSH_KINDS), self._link.limits.idle_seconds)
+                async with asyncio.timeout(self._link.limits.idle_seconds):
+                    message = await self._link.receive(PUSH_KINDS)
             except TimeoutError as error:
                 raise Refused("idle", f"no window came for {self._link.limits.idle_seconds:.0f} s.") from error
             if isinstance(message, bytes):

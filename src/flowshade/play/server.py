@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import hmac
 import itertools
 import logging
@@ -21,7 +23,7 @@ from flowshade.play import protocol
 from flowshade.play.link import Limits, Link, Refused
 from flowshade.play.pace import FrameQueue, TimedFrame
 from flowshade.play.painting import Models
-from flowshade.play.protocol import CLIENT_KINDS, Ack, Hello, Problem, Welcome
+from flowshade.play.protocol import CLIENT_KINDS, Ack, Hello, Problem, SetLook, Welcome
 from flowshade.play.push import PushConnection
 from flowshade.play.session import Session
 from flowshade.play.sources import Source
@@ -31,6 +33,8 @@ from flowshade.types import FRAMES_PER_LATENT
 log = logging.getLogger(__name__)
 
 STATIC = Path(__file__).with_name("static")
+_IDLE_CHECK = 1.0
+"""Seconds between two looks at whether a player is still there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,11 @@ class _Outbox:
         self._frames.shown(frame)
         self._changed.set()
 
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Messages and frames that wait to be sent."""
+        return len(self._messages), len(self._frames)
+
     def lost(self) -> int:
         """Frames that were dropped since the last call."""
         lost, self._frames.dropped = self._frames.dropped, 0
@@ -91,10 +100,9 @@ class _Outbox:
             if frame is not None:
                 return frame
             self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), self._frames.wait(time.monotonic()))
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._frames.wait(time.monotonic())):
+                    await self._changed.wait()
 
 
 class _Connection:
@@ -103,8 +111,8 @@ class _Connection:
     def __init__(self, link: Link, server: PlayServer) -> None:
         self._link, self._socket, self._server = link, link.socket, server
         self._limits = server.config.limits
-        self._outbox = _Outbox(asyncio.get_running_loop(), self._limits)
-        self._heard = time.monotonic()
+        self.outbox = _Outbox(asyncio.get_running_loop(), self._limits)
+        self._heard = link.now()
 
     async def serve(self, name: str) -> None:
         session: Session | None = None
@@ -125,7 +133,8 @@ class _Connection:
 
     async def _begin(self, name: str) -> Session:
         try:
-            hello = await asyncio.wait_for(self._receive(), self._limits.hello_seconds)
+            async with asyncio.timeout(self._limits.hello_seconds):
+                hello = await self._receive()
         except TimeoutError as error:
             raise Refused("no_hello", "no hello came; send it first.") from error
         if not isinstance(hello, Hello):
@@ -141,11 +150,11 @@ class _Connection:
         prompt = config.prompt if hello.prompt is None else hello.prompt
         style = hello.style if hello.style in self._server.styles else config.style
         session = Session(
-            name, source, self._server.models, self._outbox.put, recordings=config.recordings,
+            name, source, self._server.models, self.outbox.put, recordings=config.recordings,
             window=config.window, prompt=prompt, style=style,
         )  # fmt: skip
         height, width = source.size
-        self._outbox.put(
+        self.outbox.put(
             Welcome(
                 version=protocol.VERSION, session=name, model=config.model_name, world=source.name, seed=source.seed,
                 description=source.description, worlds=list(config.worlds), styles=list(self._server.styles),
@@ -157,6 +166,7 @@ class _Connection:
         return session
 
     async def _exchange(self, session: Session) -> None:
+        """Until one of the three ends the others, by what it raises."""
         tasks = [asyncio.create_task(work) for work in (self._send(session), self._listen(session), self._idle())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -164,33 +174,39 @@ class _Connection:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            task.result()
+        try:
+            for task in done:
+                task.result()
+        finally:  # what a task raised holds this frame: if this held the tasks, the world would not be freed soon
+            del tasks, done, task
 
     async def _send(self, session: Session) -> None:
         while True:
-            item = await self._outbox.next()
+            item = await self.outbox.next()
             if isinstance(item, Problem) and item.fatal:
                 raise Refused(item.code, item.text)
             if not isinstance(item, TimedFrame):
                 await self._socket.send_text(protocol.encode(item))
                 continue
-            session.lost(self._outbox.lost())
+            session.lost(self.outbox.lost())
             await self._socket.send_bytes(protocol.pack_frame(item.header, item.data))
 
     async def _listen(self, session: Session) -> None:
         while True:
             message = await self._receive()
             if isinstance(message, Ack):
-                self._outbox.shown(message.frame)
+                self.outbox.shown(message.frame)
                 continue
-            self._heard = time.monotonic()
+            self._heard = self._link.now()
             if isinstance(message, Hello):
                 raise Refused("second_hello", "got a second hello; open another connection for another session.")
             try:
-                session.take(message)
+                if isinstance(message, SetLook):
+                    await asyncio.to_thread(session.take, message)  # a large text encoder takes its time
+                else:
+                    session.take(message)
             except FlowshadeError as error:
-                self._outbox.put(Problem(code="refused", text=str(error), fatal=False))
+                self.outbox.put(Problem(code="refused", text=str(error), fatal=False))
 
     async def _receive(self) -> protocol.ClientMessage:
         message = await self._link.receive(CLIENT_KINDS)
@@ -200,19 +216,26 @@ class _Connection:
 
     async def _idle(self) -> None:
         while True:
-            left = self._heard + self._limits.idle_seconds - time.monotonic()
+            left = self._heard + self._limits.idle_seconds - self._link.now()
             if left <= 0:
                 raise Refused("idle", f"nothing was pressed for {self._limits.idle_seconds:.0f} s; load the page anew.")
-            await asyncio.sleep(left)
+            await asyncio.sleep(min(left, _IDLE_CHECK))
 
 
 class PlayServer:
-    """Sessions by name, the model they share, and the application that serves them."""
+    """Sessions by name, the model they share, and the application that serves them.
 
-    def __init__(self, config: PlayConfig, models: Models) -> None:
-        self.config, self.models = config, models
+    Args:
+        config: what is played.
+        models: the shared renderer.
+        now: the clock of the limits, seconds.
+    """
+
+    def __init__(self, config: PlayConfig, models: Models, *, now: Callable[[], float] = time.monotonic) -> None:
+        self.config, self.models, self._now = config, models, now
         self.styles = [*load_styles()]
         self.sessions: dict[str, Session] = {}
+        self._connections: set[_Connection] = set()
         self._names = itertools.count(1)
         self._open = 0
         self.app = FastAPI(title="Flowshade play", docs_url=None, redoc_url=None, openapi_url=None)
@@ -231,11 +254,15 @@ class PlayServer:
 
     async def _play(self, socket: WebSocket) -> None:
         async def serve(link: Link) -> None:
-            name = str(next(self._names))
+            name, connection = str(next(self._names)), _Connection(link, self)
+            self._connections.add(connection)
             try:
-                await _Connection(link, self).serve(name)
+                await connection.serve(name)
             finally:
+                self._connections.discard(connection)
                 self.sessions.pop(name, None)
+                del connection  # and with it the world
+                await asyncio.to_thread(_return_memory)
 
         await self._admit(socket, serve)
 
@@ -249,7 +276,7 @@ class PlayServer:
             await socket.close(1008)  # before it is accepted: answers 403
             return
         await socket.accept()
-        link = Link(socket, self.config.limits)
+        link = Link(socket, self.config.limits, self._now)
         if self._open >= self.config.limits.sessions:
             text = f"all {self.config.limits.sessions} places are taken; try again later."
             await link.end(Problem(code="full", text=text, fatal=True))
@@ -261,13 +288,30 @@ class PlayServer:
             self._open -= 1
 
     async def _health(self) -> JSONResponse:
-        return JSONResponse({"sessions": self._open, "version": protocol.VERSION})
+        """Who is there and what waits: windows to be painted, messages and frames to be sent."""
+        waiting = [connection.outbox.waiting for connection in self._connections]
+        return JSONResponse(
+            {
+                "version": protocol.VERSION,
+                "sessions": self._open,
+                "windows": self.models.waiting,
+                "messages": sum(messages for messages, _ in waiting),
+                "frames": sum(frames for _, frames in waiting),
+            }
+        )
 
     async def _recording(self, name: str, token: str | None = None) -> Response:
         path = self.config.recordings / name
         if not self._knows(token) or Path(name).name != name or path.suffix != ".mp4" or not path.is_file():
             return Response(status_code=404)
         return FileResponse(path)
+
+
+def _return_memory() -> None:
+    """Gives freed memory back to the system, where the C library can: after each world it would keep more of it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def serve(config: PlayConfig, models: Models, *, host: str = "127.0.0.1", port: int = 8765) -> None:

@@ -10,8 +10,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -20,6 +21,7 @@ import cv2
 import numpy as np
 import torch
 
+from flowshade.errors import FlowshadeError
 from flowshade.gbuffer.io import ClipWriter, VideoWriter
 from flowshade.gbuffer.look import LOOKS, Look
 from flowshade.gbuffer.view import channel_picture, to_uint8
@@ -67,11 +69,14 @@ class Recorder:
     """Writes what is played: a video of the pictures and a clip of the buffers."""
 
     def __init__(self, folder: Path, name: str, size: tuple[int, int], fps: float, caption: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.name = name
-        self._video = VideoWriter(folder / f"{name}.mp4", fps=fps, size=size)
-        self._clip = ClipWriter(folder / name, size=size, fps=fps, caption=caption)
         self.frames = 0
+        self._video = VideoWriter(folder / f"{name}.mp4", fps=fps, size=size)
+        try:
+            self._clip = ClipWriter(folder / name, size=size, fps=fps, caption=caption)
+        except FlowshadeError:
+            self._video.discard()
+            raise
 
     def append(self, window: GBuffer, pictures: np.ndarray) -> None:
         self._video.append(pictures)
@@ -79,8 +84,21 @@ class Recorder:
         self.frames += len(pictures)
 
     def close(self) -> None:
+        """Finishes both.
+
+        Raises:
+            PlayError: nothing was recorded.
+            ClipError: they cannot be written.
+        """
+        if not self.frames:
+            raise PlayError("nothing was recorded: no window was finished meanwhile. Record for longer.")
         self._video.close()
         self._clip.close()
+
+    def discard(self) -> None:
+        """Removes what is not finished."""
+        self._video.discard()
+        self._clip.discard()
 
 
 class Session:
@@ -124,6 +142,7 @@ class Session:
         self._dropped = self._lost = 0
         self._next_due = self._painted_at = 0.0
         self._recorder: Recorder | None = None
+        self._recordings_begun = 0
         self._canvas = Canvas()
         self._painting: _Window | None = None
         self._warm = False
@@ -203,10 +222,11 @@ class Session:
                 self._rest(self.turn())
         except Exception as error:
             log.exception("session %s ended", self.name)
-            text = str(error) if isinstance(error, PlayError) else f"the session ended: {type(error).__name__}"
+            text = str(error) if isinstance(error, FlowshadeError) else f"the session ended: {type(error).__name__}"
             self._emit(protocol.Problem(code="session_failed", text=text, fatal=True))
         finally:
             self._stop_recording()
+            self._painting = None  # its callback refers to the session: neither would be freed soon
 
     def turn(self) -> float:
         """Obeys, shows what is painted, makes a window if it is time; returns the seconds until there is more to do.
@@ -299,8 +319,9 @@ class Session:
         self._dropped += len(pictures) * (window.stride - 1)
         if window.split:
             pictures = self._beside_reference(pictures, window)
-        if self._recorder is not None:
-            self._recorder.append(window.gbuffer, pictures)
+        with self._recording() as recorder:
+            if recorder is not None:
+                recorder.append(window.gbuffer, pictures)
         self._last_picture = pictures[-1]
         self._send(window, [encode_jpeg(picture) for picture in pictures])
         self._status(force=self._pace.took(window.tracing, painting))
@@ -406,24 +427,39 @@ class Session:
             )
         )  # fmt: skip
 
+    @contextmanager
+    def _recording(self) -> Iterator[Recorder | None]:
+        """The recorder, if there is one. A recording that fails is given up and said; play goes on."""
+        recorder = self._recorder
+        try:
+            yield recorder
+        except FlowshadeError as error:
+            self._recorder = None
+            if recorder is not None:
+                recorder.discard()
+            self._emit(protocol.Problem(code="recording_failed", text=str(error), fatal=False))
+
     def _start_recording(self) -> None:
-        if self._recorder is None:
-            name = f"{time.strftime('%Y%m%d-%H%M%S')}-{self.name}"
-            fps = self.source.fps / self._pace.stride
-            self._recorder = Recorder(self._recordings, name, self.source.size, fps, self.source.description)
+        with self._recording() as recorder:
+            if recorder is None:
+                self._recordings_begun += 1
+                name = f"{time.strftime('%Y%m%d-%H%M%S')}-{self.name}-{self._recordings_begun}"
+                fps = self.source.fps / self._pace.stride
+                self._recorder = Recorder(self._recordings, name, self.source.size, fps, self.source.description)
 
     def _stop_recording(self) -> None:
         """Finishes the files; a window that is being painted is not in them."""
-        recorder, self._recorder = self._recorder, None
-        if recorder is None:
-            return
-        recorder.close()
-        self._emit(
-            protocol.Recorded(
-                video=f"/recordings/{recorder.name}.mp4", clip=str(self._recordings / recorder.name),
-                frames=recorder.frames,
-            )
-        )  # fmt: skip
+        with self._recording() as recorder:
+            if recorder is None:
+                return
+            recorder.close()
+            self._recorder = None
+            self._emit(
+                protocol.Recorded(
+                    video=f"/recordings/{recorder.name}.mp4", clip=str(self._recordings / recorder.name),
+                    frames=recorder.frames,
+                )
+            )  # fmt: skip
 
     def _screenshot(self) -> None:
         if self._last_picture is None:

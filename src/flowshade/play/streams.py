@@ -22,7 +22,7 @@ from flowshade.errors import MissingDependencyError
 from flowshade.play.errors import PlayError
 from flowshade.play.protocol import VERSION, encode
 from flowshade.play.push import Layout, Number, PushHello, PushLook, PushRestart, unpack_pictures
-from flowshade.renderer.batch import push_together
+from flowshade.renderer.flash import FlashRenderer
 from flowshade.renderer.stream import Stream
 from flowshade.types import GBuffer
 
@@ -65,7 +65,7 @@ class LocalStreams:
             raise PlayError(f"got {count} streams; expected at least 1.")
         self._renderer, self._seed = renderer, seed
         self._captions = [""] * count
-        self._streams: list[Stream] = []
+        self._streams: list[Stream | FlashRenderer] = []
         for index in range(count):
             self._streams.append(self._open(index))
 
@@ -97,11 +97,11 @@ class LocalStreams:
         Raises:
             ValueError: not one window a stream, or windows that differ in frames or size.
         """
-        frames = push_together(self._renderer.shared, self._streams, windows, steps=self._renderer.steps)
+        frames = self._renderer.push_streams(self._streams, windows)
         return np.stack([part.to_uint8().cpu().numpy() for part in frames])
 
-    def _open(self, index: int) -> Stream:
-        stream = self._renderer.shared.open_stream(self._seed + index)
+    def _open(self, index: int) -> Stream | FlashRenderer:
+        stream = self._renderer.open_stream(self._seed + index)
         stream.set_text(self._renderer.encoder.encode([self._captions[index]]))
         return stream
 

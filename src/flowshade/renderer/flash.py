@@ -84,6 +84,12 @@ class FlashRenderer(nn.Module):
         """Sizes are padded to multiples of this many pixels."""
         return self.config.encoder.patch * max(self.config.transformer.patch[1:])
 
+    def open_stream(self, seed: int = 0) -> FlashRenderer:
+        """A further stream through the same weights."""
+        stream = FlashRenderer(self.config, self.transformer, self.encoder, self.decoder).train(self.training)
+        stream.reset(seed)
+        return stream
+
     def reset(self, seed: int = 0) -> None:
         """Starts a new stream; the prompt stays."""
         self.seed = seed

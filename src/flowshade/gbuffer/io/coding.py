@@ -92,7 +92,7 @@ class Coding:
         if channel == "albedo":
             unit = linear_to_srgb(value) if self.albedo_code == "srgb" else value
         elif channel == "normal":
-            unit = (value * self._normal_signs + 1) / 2
+            unit = (value * self._normal_signs.to(value.device) + 1) / 2
         else:
             unit = value
         return (unit.clamp(0, 1) * top).round().int()

@@ -230,7 +230,9 @@ function buttons(id: string, items: [label: string, name: string, press: () => v
 
 function markPressed(id: string, ...names: string[]): void {
   for (const button of find(id).querySelectorAll("button")) {
-    button.setAttribute("aria-pressed", String(names.includes(button.dataset.name!)));
+    const pressed = names.includes(button.dataset.name!);
+    if (pressed && button.ariaPressed !== "true") button.scrollIntoView({ block: "nearest", inline: "center" });
+    button.setAttribute("aria-pressed", String(pressed));
   }
 }
 
