@@ -30,7 +30,7 @@ def made(monkeypatch) -> list[tuple]:
     monkeypatch.setattr(RecordedTrainer, "made", [])
     monkeypatch.setattr(run, "Trainer", RecordedTrainer)
     monkeypatch.setattr(run, "load_banks", lambda folder: ("looks of", folder))
-    monkeypatch.setattr(run, "load_checkpoint", lambda path: ("weights of", path))
+    monkeypatch.setattr(run, "load_start", lambda path: ("weights of", path))
     return RecordedTrainer.made
 
 
@@ -42,7 +42,7 @@ def test_both_command_lines_start_the_same_run(made, capsys) -> None:
     assert module.main(["compact", "--out", "out", "--banks", "bank", *OPTIONS]) == 0
     assert made[0] == made[1]
     config, *rest = made[0]
-    assert rest == [Path("out"), "looks of", Path("bank"), ("weights of", Path("a"))]
+    assert rest == [Path("out"), "looks of", Path("bank"), ("weights of", Path("a")), None]
     codec, _, flow, _ = compact_training().stages
     halved = tuple(dataclasses.replace(stage, seconds=stage.seconds / 2) for stage in (codec, flow))
     assert config == dataclasses.replace(compact_training(), stages=halved, seed=3, device="cpu")

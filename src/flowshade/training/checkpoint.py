@@ -11,6 +11,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from flowshade.checkpoints.store import (
+    FORMAT,
+    INVERSE_FORMAT,
+    load_inverse_file,
+    load_renderer_file,
+    read_metadata,
+)
 from flowshade.errors import CheckpointError
 
 
@@ -63,6 +70,22 @@ def load_checkpoint(path: Path) -> Checkpoint:
         return _read_checkpoint(path)
     except SafetensorError as error:
         raise CheckpointError(f"{path} is not a readable safetensors file ({error}); give one from a run.") from error
+
+
+def load_start(path: Path) -> Checkpoint | nn.Module:
+    """What a run may begin from: a run's checkpoint, or the renderer or inverse in a file of weights.
+
+    Raises:
+        CheckpointError: no such file, or one of another kind.
+    """
+    if not path.is_file():
+        raise CheckpointError(
+            f"no training checkpoint at {path}; give the checkpoint.safetensors of a run, or a file of weights."
+        )
+    form = read_metadata(path).get("format")
+    if form == FORMAT:
+        return load_renderer_file(path)
+    return load_inverse_file(path) if form == INVERSE_FORMAT else load_checkpoint(path)
 
 
 def _read_checkpoint(path: Path) -> Checkpoint:

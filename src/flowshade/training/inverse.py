@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from flowshade.checkpoints.store import save_inverse
+from flowshade.checkpoints.store import load_strictly, save_inverse
 from flowshade.codec.encoding import EncodingProfile
+from flowshade.errors import CheckpointError
 from flowshade.gbuffer.view import DEPTH_SCALE_METRES
 from flowshade.inverse.network import STRIDE, Estimate, InverseConfig, InverseState
 from flowshade.inverse.stream import Inverse
@@ -132,6 +134,14 @@ class InverseModels(nn.Module):
 
     def stage(self, config: StageConfig, data: Data) -> Stage:
         return InverseStage(config, self, data)
+
+    def begin_from(self, start: nn.Module, stages: Sequence[StageConfig]) -> None:
+        if not isinstance(start, Inverse) or start.config != self.inverse.config:
+            raise CheckpointError(
+                f"the run trains inverse {self.inverse.config.name!r} and its start holds another model; expected one "
+                "of the same configuration."
+            )
+        load_strictly(self.inverse, start.state_dict(), what="the start")
 
     def save(self, path: Path, *, dtype: torch.dtype) -> None:
         save_inverse(self.inverse, path, dtype=dtype)

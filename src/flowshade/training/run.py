@@ -10,15 +10,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flowshade.device import choose_device
-from flowshade.errors import FlowshadeError
+from flowshade.errors import FlowshadeError, MissingDependencyError
+from flowshade.evaluation.perceptual import Trunk
 from flowshade.presets import TRAININGS
 from flowshade.training.captions import build_banks, has_banks, load_banks, save_banks, world_descriptions
-from flowshade.training.checkpoint import load_checkpoint
+from flowshade.training.checkpoint import load_start
 from flowshade.training.stages import StageConfig
 from flowshade.training.trainer import TrainConfig, Trainer
 
 CAPTIONS = "captions"
 """Stands in a preset's place on the command lines: only makes captions and looks."""
+
+
+TRUNK = "trunk.safetensors"
+"""VGG16's first layers beside the captions, for training with LPIPS."""
+TRUNK_LAYERS = 4
+"""Of five: the fifth holds half of the weights."""
 
 
 def write_captions(folder: Path, *, seed: int = 0) -> None:
@@ -29,6 +36,10 @@ def write_captions(folder: Path, *, seed: int = 0) -> None:
     if folder.exists() and not folder.is_dir():
         raise FlowshadeError(f"captions go into the folder {folder}, which is a file; give a folder.")
     save_banks(folder, *build_banks(world_descriptions(tuple(WORLDS)), PromptEncoder(), seed=seed))
+    try:
+        Trunk.load("vgg").save(folder / TRUNK, layers=TRUNK_LAYERS)
+    except MissingDependencyError as error:
+        print(f"note: no LPIPS trunk for training was written: {error}", flush=True)
 
 
 def train(
@@ -48,7 +59,8 @@ def train(
         preset: a name in `TRAININGS`.
         folder: where checkpoints and logs go.
         captions: a folder of `write_captions`; None makes them in `folder / "captions"`.
-        start: a training checkpoint whose averaged weights a new run begins from.
+        start: a training checkpoint whose averaged weights a new run begins from, or a file of weights such as the
+            shipped one (which holds no picture encoder: see `StageConfig.latent`).
         seed: of weights, worlds and batches.
         scale_time: multiplies the time limit of every stage that has one.
         stages: only these stages, by name; None runs all.
@@ -61,13 +73,19 @@ def train(
     config = _configure(preset, seed=seed, scale_time=scale_time, stages=stages, device=device)
     if folder.exists() and not folder.is_dir():
         raise FlowshadeError(f"the run's folder {folder} is a file; give a folder, or a name that is free.")
-    begin = None if start is None else load_checkpoint(start)
+    begin = None if start is None else load_start(start)
     if captions is None:
         captions = folder / "captions"
         if not has_banks(captions):
             print(f"making captions in {captions} (about a minute)", flush=True)
             write_captions(captions, seed=seed)
-    return Trainer(config, folder, *load_banks(captions), begin).run()
+    trunk = _load_trunk(captions / TRUNK) if any(stage.lpips for stage in config.stages) else None
+    return Trainer(config, folder, *load_banks(captions), begin, trunk).run()
+
+
+def _load_trunk(path: Path) -> Trunk:
+    """The trunk beside the captions, else the installed one."""
+    return Trunk.load_file(path) if path.exists() else Trunk.load("vgg")
 
 
 def _configure(
