@@ -945,7 +945,7 @@ def train(
         Path | None, arg(metavar="DIR", help="Captions and looks from `train captions`; by default made here.")
     ] = None,
     start: Annotated[
-        Path | None, arg(metavar="FILE", help="A run's checkpoint.safetensors, whose averaged weights to begin from.")
+        Path | None, arg(metavar="FILE", help="A run's checkpoint.safetensors, or a file of weights, to begin from.")
     ] = None,
     seed: Annotated[int, arg(metavar="N", help="Of weights, worlds and batches.")] = 0,
     scale_time: Annotated[float, arg(metavar="X", help="Multiplies the time limit of every stage.")] = 1.0,

@@ -18,12 +18,13 @@ from flowshade.errors import CheckpointError, FlowshadeError
 from flowshade.gbuffer.look import LOOKS
 from flowshade.presets import compact_training, debug_inverse_training, debug_training
 from flowshade.renderer.prompt import CaptionBank, PromptEncoder
+from flowshade.renderer.renderer import Renderer
 from flowshade.renderer.transformer import TextContext
 from flowshade.training import pool as pool_module
 from flowshade.training.captions import LookBank, build_banks, load_banks, save_banks
 from flowshade.training.checkpoint import load_checkpoint, load_start
 from flowshade.training.pool import ClipPool, ClipSpec, Producers, pack_clip, trace_clip
-from flowshade.training.stages import DROP_SHARES, drop_buffers, forced_windows, latent_growth
+from flowshade.training.stages import DROP_SHARES, Models, drop_buffers, forced_windows, latent_growth
 from flowshade.training.trainer import TrainConfig, Trainer
 from flowshade.types import FRAMES_PER_LATENT, Planes, stream_frame
 from tests.conftest import make_gbuffer
@@ -311,12 +312,14 @@ def test_a_run_goes_on_from_a_file_that_holds_a_renderer_alone(banks, debug_run,
     monkeypatch.setattr(pool_module, "trace_clip", lambda kind, seed, *rest: packed(seed, config.clips)[2])
     start = load_start(debug_run / "03-rollout.safetensors")
     trainer = Trainer(config, tmp_path, *banks, start, small_vgg())
+    models = trainer.models
+    assert isinstance(start, Renderer) and isinstance(models, Models)
     for name, value in start.state_dict().items():
-        assert torch.equal(trainer.trainable.renderer.state_dict()[name], value), name
-    encoder = {name: value.clone() for name, value in trainer.trainable.picture_encoder.state_dict().items()}
+        assert torch.equal(models.renderer.state_dict()[name], value), name
+    encoder = {name: value.clone() for name, value in models.picture_encoder.state_dict().items()}
     trained = load_renderer_file(trainer.run())
     assert not torch.equal(trained.decoder.half_in.weight, start.decoder.half_in.weight)
-    for name, value in trainer.trainable.picture_encoder.state_dict().items():
+    for name, value in models.picture_encoder.state_dict().items():
         assert torch.equal(value, encoder[name]), name
     last = log_of(tmp_path, "rollout")[-1]
     assert last["lpips"] > 0 and last["growth"] >= 0 and "latent" not in last
@@ -344,8 +347,10 @@ def test_latents_may_be_small_but_not_grow():
 
 
 def test_the_shipped_weights_fit_the_preset():
-    models = compact_training().models.build()
-    models.begin_from(load_start(default_weights()), compact_training().stages[-1:])
+    models, start = compact_training().models.build(), load_start(default_weights())
+    assert isinstance(models, Models) and isinstance(start, Renderer)
+    models.begin_from(start, compact_training().stages[-1:])
+    assert torch.equal(models.renderer.decoder.half_in.weight, start.decoder.half_in.weight)
 
 
 def test_other_safetensors_files_are_refused_as_checkpoints(debug_run):

@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--out", type=Path, default=Path("runs/train"), help="folder of the run; continued if it holds a checkpoint"
     )
     parser.add_argument("--banks", type=Path, help="folder of captions and looks; by default captions in the run's")
-    parser.add_argument("--start", type=Path, help="a training checkpoint whose averaged weights to begin from")
+    parser.add_argument("--start", type=Path, help="a training checkpoint or a file of weights to begin from")
     parser.add_argument("--seed", type=int, default=0, help="weights, worlds and batches")
     parser.add_argument("--scale-time", type=float, default=1.0, help="multiplies every stage's time limit")
     parser.add_argument("--stages", nargs="+", help="only these stages, by name")
