@@ -115,7 +115,7 @@ class Trunk:
     """
 
     def __init__(self, name: TrunkName, convolutions: list[tuple[Tensor, Tensor]], heads: list[Tensor]) -> None:
-        self.name = name
+        self.name: TrunkName = name
         self._convolutions = convolutions
         self.heads = heads
 
