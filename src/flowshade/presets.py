@@ -90,9 +90,12 @@ def debug_training() -> TrainConfig:
 
 
 def compact_training() -> TrainConfig:
-    """All stages of the model that ships, in half an hour; a second GPU, if there is one, traces the clips.
+    """All stages of the model that ships; a second GPU, if there is one, traces the clips.
 
-    The shipped weights had the rollout stage three times over (docs/log.md).
+    The rollouts need no picture encoder, so that training goes on from a file of weights:
+    `--start src/flowshade/weights/compact.safetensors --stages rollout` takes about twenty minutes on one GPU, which
+    first traces for itself and is lent a clip's time every few seconds from then on. The shipped weights had the stage
+    three times over, on direct light (docs/log.md).
     """
     return TrainConfig(
         name="compact",
@@ -102,15 +105,29 @@ def compact_training() -> TrainConfig:
             StageConfig(name="regression", steps=4000, seconds=120, batch=4, learning_rate=6e-4),
             StageConfig(name="flow", steps=10000, seconds=150, batch=6, learning_rate=5e-4),
             StageConfig(
-                name="rollout", steps=20000, seconds=1150, batch=24, learning_rate=5e-4, drop=0.25, drop_sun=0.6
+                name="rollout",
+                steps=20000,
+                seconds=880,
+                batch=24,
+                learning_rate=4e-4,
+                latent=0.0,
+                lpips=0.1,
+                drop=0.25,
+                drop_sun=0.6,
+                large=0.25,
             ),
         ),
-        clips=ClipSpec(),
-        capacity=650,
+        clips=ClipSpec(
+            kinds=("street", "hills", "yard", "rooms", "harbour"), path_traced=1.0, paths=8, large_share=0.12
+        ),
+        capacity=240,
         first_clips=48,
+        first_seconds=270,
+        interval=4.0,
         workers=14,
         device="cuda",
         autocast=True,
+        tune=False,
     )
 
 

@@ -62,24 +62,24 @@ def test_a_run_begins_from_weights_that_lack_what_begins_as_nothing(tmp_path):
     old.save(tmp_path / "old.safetensors", dtype=torch.float32)
     models = InverseModelsConfig(inverse=debug_inverse()).build()
     state = load_start(tmp_path / "old.safetensors")
-    fresh = begin_from(models, state, what="old", stage="inverse")
+    fresh = begin_from(models, state, what="old")
     assert fresh and all("smooth" in name or "propagation" in name for name in fresh)
     for name, value in old.state_dict().items():
         assert torch.equal(models.state_dict()[name], value)
     del state["inverse.network.merge.weight"]
     with pytest.raises(CheckpointError, match="merge.weight"):
-        begin_from(models, state, what="old", stage="inverse")
+        begin_from(models, state, what="old")
     with pytest.raises(CheckpointError, match="unknown 1"):
-        begin_from(models, {**models.state_dict(), "more": torch.zeros(1)}, what="old", stage="inverse")
+        begin_from(models, {**models.state_dict(), "more": torch.zeros(1)}, what="old")
 
 
 def test_a_renderer_s_weights_begin_a_run_whose_first_stage_makes_the_rest(tmp_path, debug_model):
-    models = debug_training().models.build()
+    models, stages = debug_training().models.build(), debug_training().stages
     state = load_start(debug_model)
-    fresh = begin_from(models, state, what="weights", stage="codec")
+    fresh = begin_from(models, state, what="weights", lacking=models.may_lack(stages))
     assert fresh and all(name.startswith("picture_encoder.") for name in fresh)
     with pytest.raises(CheckpointError, match="picture_encoder"):
-        begin_from(models, state, what="weights", stage="rollout")
+        begin_from(models, state, what="weights", lacking=models.may_lack(stages[-1:]))
     (tmp_path / "x.safetensors").write_bytes(b"no")
     with pytest.raises(CheckpointError, match="not a readable safetensors file"):
         load_start(tmp_path / "x.safetensors")

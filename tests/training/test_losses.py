@@ -2,7 +2,8 @@ import math
 
 import torch
 
-from flowshade.training.losses import LARGEST_ERROR, PSNR_WEIGHT, change_loss, picture_loss
+from flowshade.evaluation.perceptual import Trunk, lpips_of_features
+from flowshade.training.losses import LARGEST_ERROR, PSNR_WEIGHT, change_loss, perceptual_loss, picture_loss
 
 
 def test_a_constant_error_is_no_change():
@@ -41,3 +42,42 @@ def test_windows_with_their_past_add_up_to_the_whole_clip():
     second = change_loss(prediction[:, 4:], reference[:, 4:], last) * 4
     first = change_loss(prediction[:, :4], reference[:, :4]) * 3
     torch.testing.assert_close((first + second) / 7, change_loss(prediction, reference))
+
+
+def small_vgg() -> Trunk:
+    generator = torch.Generator().manual_seed(0)
+    widths = [3, 2, 2, 3, 3, 4, 4, 4]  # three blocks of VGG16's plan
+    pairs = list(zip(widths[1:], widths[:-1]))
+    convolutions = [(torch.randn(out, into, 3, 3, generator=generator) / 3, torch.zeros(out)) for out, into in pairs]
+    return Trunk("vgg", convolutions, [torch.ones(width) for width in (2, 3, 4)])
+
+
+def test_the_perceptual_loss_is_lpips_of_a_frame_and_pulls_towards_the_reference():
+    trunk, reference = small_vgg(), torch.rand(2, 1, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    prediction = (reference * 0.5).requires_grad_(True)
+    loss = perceptual_loss(prediction, reference, trunk)
+    plain = lpips_of_features(trunk.features(prediction.detach()[:, 0]), trunk.features(reference[:, 0]), trunk)
+    torch.testing.assert_close(loss.detach(), plain.mean())
+    (gradient,) = torch.autograd.grad(loss, prediction)
+    assert perceptual_loss(prediction.detach() - 0.1 * gradient / gradient.abs().max(), reference, trunk) < loss
+    assert perceptual_loss(reference, reference, trunk) == 0
+
+
+def test_of_several_frames_one_is_drawn_for_each_clip():
+    trunk, reference = small_vgg(), torch.rand(4, 1, 3, 16, 16).expand(-1, 4, -1, -1, -1)
+    prediction = reference.clone()
+    prediction[:, 1] = prediction[:, 1].flip(-1)
+    whole = lpips_of_features(trunk.features(prediction[:, 1]), trunk.features(reference[:, 1]), trunk)
+    sums = [(whole * mask).mean() for mask in torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 4)]
+    drawn = {round(float(perceptual_loss(prediction, reference, trunk)), 5) for _ in range(30)}
+    assert len(drawn) > 1
+    assert all(min(abs(value - float(total)) for total in sums) < 2e-5 for value in drawn)
+
+
+def test_a_saved_trunk_gives_the_same_features_in_its_first_layers(tmp_path):
+    trunk, picture = small_vgg(), torch.rand(1, 3, 16, 16)
+    trunk.save(tmp_path / "trunk.safetensors", layers=2)
+    loaded = Trunk.load_file(tmp_path / "trunk.safetensors")
+    assert len(loaded.heads) == len(loaded.features(picture)) == 2
+    for found, whole in zip(loaded.features(picture), trunk.features(picture)):
+        torch.testing.assert_close(found, whole, atol=5e-3, rtol=5e-3)  # half precision on disk

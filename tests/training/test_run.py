@@ -41,7 +41,7 @@ OPTIONS = ["--start", "a", "--seed", "3", "--scale-time", "0.5", "--stages", "fl
 def test_options_reach_the_run(made, capsys) -> None:
     assert main(["train", "compact", "-o", "out", "--captions", "bank", *OPTIONS]) == 0
     config, *rest = made[0]
-    assert rest == [Path("out"), "looks of", Path("bank"), Path("a")]
+    assert rest == [Path("out"), "looks of", Path("bank"), Path("a"), None]
     codec, _, flow, _ = compact_training().stages
     halved = tuple(dataclasses.replace(stage, seconds=stage.seconds / 2) for stage in (codec, flow))
     assert config == dataclasses.replace(compact_training(), stages=halved, seed=3, device="cpu")

@@ -12,20 +12,23 @@ import numpy as np
 import pytest
 import torch
 
-from flowshade.checkpoints.store import load_renderer_file
+from flowshade.checkpoints.store import default_weights, load_renderer_file
 from flowshade.codec.encoding import EncodingProfile, encode_buffers
+from flowshade.errors import CheckpointError, FlowshadeError
 from flowshade.gbuffer.look import LOOKS
-from flowshade.presets import debug_training
+from flowshade.presets import compact_training, debug_inverse_training, debug_training
 from flowshade.renderer.prompt import CaptionBank, PromptEncoder
 from flowshade.renderer.transformer import TextContext
 from flowshade.training import pool as pool_module
 from flowshade.training.captions import LookBank, build_banks, load_banks, save_banks
 from flowshade.training.checkpoint import load_checkpoint
 from flowshade.training.pool import ClipPool, ClipSpec, Producers, pack_clip, trace_clip
-from flowshade.training.stages import DROP_SHARES, drop_buffers, forced_windows
-from flowshade.training.trainer import Trainer
+from flowshade.training.stages import DROP_SHARES, Models, drop_buffers, forced_windows, latent_growth
+from flowshade.training.start import begin_from, load_start
+from flowshade.training.trainer import TrainConfig, Trainer
 from flowshade.types import FRAMES_PER_LATENT, Planes, stream_frame
 from tests.conftest import make_gbuffer
+from tests.training.test_losses import small_vgg
 
 PROFILE = EncodingProfile()
 
@@ -132,6 +135,31 @@ def test_oldest_clip_is_replaced(banks):
     assert seen == set(means[1:])
 
 
+def test_large_clips_lie_apart_and_a_batch_of_them_has_as_many_pixels(banks):
+    spec = ClipSpec(size=(16, 16), frames=8, looks=2, large_share=0.4, large_size=(32, 32), large_looks=1)
+    pool = make_pool(banks, spec, capacity=3)
+    for seed in range(3):
+        pool.put(packed(seed, spec)[2])
+    assert pool.draw(4, 1, np.random.default_rng(0), large=1.0).rgb.shape == (4, 4, 3, 16, 16)  # none is large yet
+    large = packed(7, dataclasses.replace(spec, size=(32, 32), looks=1))[2]
+    pool.put(large)
+    assert (len(pool), pool.received) == (4, 4)
+    rng = np.random.default_rng(0)
+    batch = pool.draw(4, 2, rng, large=1.0, switch=1.0)
+    assert batch.rgb.shape == (1, 8, 3, 32, 32)
+    torch.testing.assert_close(batch.rgb[0], large.rgb[0].float() / 255)
+    assert torch.equal(batch.sun[0, 0], large.sun[0])
+    sizes = [pool.draw(4, 1, rng, large=0.25).rgb.shape[-1] for _ in range(80)]
+    assert 8 < sizes.count(32) < 36
+    assert {pool.draw(4, 1, rng).rgb.shape[-1] for _ in range(20)} == {16}
+
+
+def test_some_clips_are_traced_large(banks):
+    spec = ClipSpec(size=(16, 16), frames=4, looks=2, samples=1, large_share=1.0, large_size=(32, 48))
+    clip = trace_clip("street", 3, banks[0], spec, PROFILE, "cpu")
+    assert clip.rgb.shape == (1, 4, 3, 32, 48)
+
+
 def test_workers_never_share_a_seed(banks):
     producers = Producers(pool=make_pool(banks, ClipSpec()), workers=3, first_seed=30_000)
     runs = [[next(seeds) for _ in range(5)] for seeds in (producers.seeds(worker) for worker in range(3))]
@@ -172,6 +200,9 @@ def test_dropping_leaves_depth_or_normal_and_zeroes_what_is_gone():
         assert (planes.values[gone][:, :, PROFILE.slices[name]] == 0).all()
         assert (planes.values[~gone][:, :, PROFILE.slices[name]] == 1).all()
     assert set(DROP_SHARES) == set(PROFILE.names)
+    others = [index for index in range(7) if index not in (depth, normal)]
+    bare = planes.present[:, depth] & planes.present[:, normal] & ~planes.present[:, others].any(1)
+    assert 0.05 < bare.float().mean() < 0.18  # a fifth of a half, and some by chance
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
@@ -268,6 +299,61 @@ def test_a_stopped_run_goes_on_where_it_was(banks, tmp_path, monkeypatch):
     resumed.run()
     assert log_of(tmp_path, "codec")[-1]["step"] == 8
     assert load_checkpoint(tmp_path / "checkpoint.safetensors").progress.stage == 1
+
+
+def rollouts(**changes) -> TrainConfig:
+    config = debug_training()
+    stage = dataclasses.replace(config.stages[-1], steps=4, **changes)
+    return dataclasses.replace(config, stages=(stage,), log_every=2)
+
+
+def test_a_run_goes_on_from_a_file_that_holds_a_renderer_alone(banks, debug_run, tmp_path, monkeypatch):
+    config = rollouts(latent=0.0, lpips=0.1)
+    monkeypatch.setattr(pool_module, "trace_clip", lambda kind, seed, *rest: packed(seed, config.clips)[2])
+    file = debug_run / "03-rollout.safetensors"
+    start = load_renderer_file(file)
+    trainer = Trainer(config, tmp_path, *banks, file, small_vgg())
+    models = trainer.models
+    assert isinstance(models, Models)
+    for name, value in start.state_dict().items():
+        assert torch.equal(models.renderer.state_dict()[name], value), name
+    encoder = {name: value.clone() for name, value in models.picture_encoder.state_dict().items()}
+    trained = load_renderer_file(trainer.run())
+    assert not torch.equal(trained.decoder.half_in.weight, start.decoder.half_in.weight)
+    for name, value in models.picture_encoder.state_dict().items():
+        assert torch.equal(value, encoder[name]), name
+    last = log_of(tmp_path, "rollout")[-1]
+    assert last["lpips"] > 0 and last["growth"] >= 0 and "latent" not in last
+
+
+def test_a_start_that_lacks_what_stages_need_or_is_another_model_is_refused_before_anything_is_written(
+    banks, debug_run, tmp_path
+):
+    start, out = debug_run / "03-rollout.safetensors", tmp_path / "run"
+    with pytest.raises(CheckpointError, match="picture_encoder"):
+        Trainer(rollouts(), out, *banks, start)
+    with pytest.raises(CheckpointError, match="expected"):
+        Trainer(dataclasses.replace(rollouts(latent=0.0), models=compact_training().models), out, *banks, start)
+    with pytest.raises(CheckpointError, match="inverse"):
+        Trainer(debug_inverse_training(), out, *banks, start)
+    with pytest.raises(FlowshadeError, match="no trunk was given"):
+        Trainer(rollouts(latent=0.0, lpips=0.1), out, *banks, start)
+    assert not out.exists()
+
+
+def test_latents_may_be_small_but_not_grow():
+    unit = torch.randn(8, 4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    assert latent_growth(unit * 0.9) == 0
+    assert abs(latent_growth(unit * 2).item() - 9) < 0.3  # (4 - 1) squared
+
+
+def test_the_shipped_weights_fit_the_preset():
+    models, stages = compact_training().models.build(), compact_training().stages
+    assert isinstance(models, Models)
+    fresh = begin_from(models, load_start(default_weights()), what="shipped", lacking=models.may_lack(stages[-1:]))
+    assert fresh and all(name.startswith("picture_encoder.") for name in fresh)
+    expected = load_renderer_file(default_weights()).decoder.half_in.weight
+    assert torch.equal(models.renderer.decoder.half_in.weight, expected)
 
 
 def test_other_safetensors_files_are_refused_as_checkpoints(debug_run):

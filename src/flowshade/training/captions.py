@@ -24,7 +24,7 @@ from flowshade.renderer.prompt import CaptionBank, PromptEncoder
 CANONICAL_SHARE = 0.5
 """How often training asks for one of the canonical looks, which people ask for by name."""
 
-EMPHASIS = {"night": 3.0, "fog": 2.0, "snow": 2.0, "underwater": 2.0}
+EMPHASIS = {"night": 3.0, "fog": 2.0, "snow": 2.0, "underwater": 2.0, "neon": 2.0}
 """How much more often than the others the canonical looks that are hardest to learn are asked for."""
 
 WORLDS_DESCRIBED = 40

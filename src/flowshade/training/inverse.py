@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -323,6 +324,9 @@ class InverseModels(nn.Module):
 
     def stage(self, config: StageConfig, data: Data) -> Stage:
         return InverseStage(config, self, data)
+
+    def may_lack(self, stages: Sequence[StageConfig]) -> str | None:
+        return None
 
     def save(self, path: Path, *, dtype: torch.dtype) -> None:
         save_inverse(self.inverse, path, dtype=dtype)

@@ -7,6 +7,7 @@ windows of them into `Planes` when a batch is drawn.
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -47,6 +48,10 @@ class ClipSpec:
     """Share of clips whose pictures are path-traced, [0, 1]; the others show direct light."""
     paths: int = 16
     """Path samples a pixel."""
+    large_share: float = 0.0
+    """Share of clips that are `large_size`, [0, 1]; they lie apart in the pool and are batched with each other."""
+    large_size: tuple[int, int] = (480, 832)
+    large_looks: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +117,11 @@ def trace_clip(
 
     rng = np.random.default_rng(seed)
     world = make_world(kind, seed, fps=float(rng.choice(spec.frame_rates)))
-    rows = [bank.draw(kind, rng) for _ in range(spec.looks)]
+    large = spec.large_share > 0 and rng.random() < spec.large_share
+    rows = [bank.draw(kind, rng) for _ in range(spec.large_looks if large else spec.looks)]
     tracer = Tracer(
         world.model,
-        size=spec.size,
+        size=spec.large_size if large else spec.size,
         device=device,
         samples=spec.samples,
         channels=TRACED,
@@ -149,68 +155,102 @@ class Batch:
 
 
 @dataclass(kw_only=True)
-class ClipPool:
-    """Packed clips on the training device."""
+class _Shelf:
+    """Packed clips of one size on the training device."""
 
     capacity: int
-    spec: ClipSpec
-    profile: EncodingProfile
-    bank: LookBank
     device: torch.device
-    _store: dict[str, Tensor] = field(default_factory=dict, repr=False)
-    _valid: list[bool] = field(default_factory=list, repr=False)
-    _looks: dict[int, np.ndarray] = field(default_factory=dict, repr=False)
+    store: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    valid: list[bool] = field(default_factory=list, repr=False)
+    looks: dict[int, np.ndarray] = field(default_factory=dict, repr=False)
     """Rows of the look bank, by slot: a copy on the host."""
     received: int = 0
-    """Clips put into the pool since it was made; the oldest are replaced."""
 
     def put(self, clip: PackedClip) -> None:
         """Stores a clip in the slot of the oldest one."""
-        if not self._store:
+        if not self.store:
             self._allocate(clip)
         slot = self.received % self.capacity
-        self._valid[slot] = False
+        self.valid[slot] = False
         for name, value in clip.tensors().items():
-            self._store[name][slot].copy_(value, non_blocking=True)
-        self._looks[slot] = clip.look.numpy()
-        self._valid[slot] = True
+            self.store[name][slot].copy_(value, non_blocking=True)
+        self.looks[slot] = clip.look.numpy()
+        self.valid[slot] = True
         self.received += 1
 
     def _allocate(self, clip: PackedClip) -> None:
         for name, value in clip.tensors().items():
-            self._store[name] = torch.empty(self.capacity, *value.shape, dtype=value.dtype, device=self.device)
-        self._valid = [False] * self.capacity
+            self.store[name] = torch.empty(self.capacity, *value.shape, dtype=value.dtype, device=self.device)
+        self.valid = [False] * self.capacity
+
+    @property
+    def pixels(self) -> int:
+        """Of a frame."""
+        return self.store["rgb"].shape[-2] * self.store["rgb"].shape[-1]
+
+
+@dataclass(kw_only=True)
+class ClipPool:
+    """Packed clips on the training device, on a shelf for each of the two sizes."""
+
+    capacity: int
+    """Clips of ordinary size; large ones come on top, as many as their share of what is traced."""
+    spec: ClipSpec
+    profile: EncodingProfile
+    bank: LookBank
+    device: torch.device
+    _small: _Shelf = field(init=False, repr=False)
+    _large: _Shelf = field(init=False, repr=False)
+    received: int = 0
+    """Clips put into the pool since it was made; the oldest are replaced."""
+
+    def __post_init__(self) -> None:
+        self._small = _Shelf(capacity=self.capacity, device=self.device)
+        self._large = _Shelf(capacity=math.ceil(self.capacity * self.spec.large_share), device=self.device)
+
+    def put(self, clip: PackedClip) -> None:
+        """Stores a clip in the slot of the oldest one of its size."""
+        large = self.spec.large_share > 0 and tuple(clip.rgb.shape[-2:]) == self.spec.large_size
+        (self._large if large else self._small).put(clip)
+        self.received += 1
 
     def __len__(self) -> int:
-        return sum(self._valid)
+        return sum(self._small.valid) + sum(self._large.valid)
 
-    def draw(self, batch: int, latents: int, rng: np.random.Generator, *, switch: float = 0.0) -> Batch:
+    def draw(
+        self, batch: int, latents: int, rng: np.random.Generator, *, switch: float = 0.0, large: float = 0.0
+    ) -> Batch:
         """Draws `batch` runs of `latents` latent frames, each from a random clip, start and look.
 
-        With probability `switch` a run changes to another look of its clip at one of its quarters.
+        With probability `switch` a run changes to another look of its clip at one of its quarters. With probability
+        `large` the runs are of large clips, if there are any: as many fewer as they have more pixels.
         """
+        shelf = self._small
+        if large and any(self._large.valid) and (rng.random() < large or not any(self._small.valid)):
+            shelf = self._large
+            batch = max(1, batch * self.spec.size[0] * self.spec.size[1] // shelf.pixels)
         frames = latents * FRAMES_PER_LATENT
-        slots = rng.choice(np.flatnonzero(self._valid), batch)
+        slots = rng.choice(np.flatnonzero(shelf.valid), batch)
         starts = rng.integers((self.spec.frames - frames) // FRAMES_PER_LATENT + 1, size=batch) * FRAMES_PER_LATENT
         rows = self._on_device(starts[:, None] + np.arange(frames))  # [B, T]
-        picks = self._draw_looks(batch, latents, rng, switch)  # [B, L]
-        looks = np.stack([self._looks[slot][pick] for slot, pick in zip(slots, picks, strict=True)])  # [B, L]
+        picks = self._draw_looks(batch, latents, shelf.store["rgb"].shape[1], rng, switch)  # [B, L]
+        looks = np.stack([shelf.looks[slot][pick] for slot, pick in zip(slots, picks, strict=True)])  # [B, L]
         captions = np.stack([self._draw_captions(row, rng) for row in looks])
         slot, pick = self._on_device(slots)[:, None], self._on_device(picks)
         return Batch(
-            planes=self._unpack(slot[:, 0], rows),
-            rgb=from_bytes(self._store["rgb"][slot, pick.repeat_interleave(FRAMES_PER_LATENT, 1), rows]),
+            planes=self._unpack(shelf.store, slot[:, 0], rows),
+            rgb=from_bytes(shelf.store["rgb"][slot, pick.repeat_interleave(FRAMES_PER_LATENT, 1), rows]),
             caption=self._on_device(captions),
-            sun=self._store["sun"][slot, pick],
-            intrinsics=self._store["intrinsics"][slot, rows],
-            pose=self._store["pose"][slot, rows],
+            sun=shelf.store["sun"][slot, pick],
+            intrinsics=shelf.store["intrinsics"][slot, rows],
+            pose=shelf.store["pose"][slot, rows],
         )
 
-    def _draw_looks(self, batch: int, latents: int, rng: np.random.Generator, switch: float) -> np.ndarray:
-        picks = np.repeat(rng.integers(self.spec.looks, size=batch)[:, None], latents, 1)  # [B, L]
+    def _draw_looks(self, batch: int, latents: int, looks: int, rng: np.random.Generator, switch: float) -> np.ndarray:
+        picks = np.repeat(rng.integers(looks, size=batch)[:, None], latents, 1)  # [B, L]
         for row in np.flatnonzero(rng.random(batch) < switch):
             start = latents // 4 * rng.integers(1, 4) if latents >= 4 else 0
-            picks[row, start:] = rng.integers(self.spec.looks)
+            picks[row, start:] = rng.integers(looks)
         return picks
 
     def _draw_captions(self, looks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -218,24 +258,26 @@ class ClipPool:
         chosen = {look: rng.choice(self.bank.captions[look]) for look in np.unique(looks)}
         return np.array([chosen[look] for look in looks])
 
-    def _unpack(self, slot: Int[Tensor, " B"], rows: Int[Tensor, "B T"]) -> Planes:
-        surface = self._store["surface"][slot[:, None], rows]  # [B, T, C, H, W]
+    def _unpack(self, store: dict[str, Tensor], slot: Int[Tensor, " B"], rows: Int[Tensor, "B T"]) -> Planes:
+        surface = store["surface"][slot[:, None], rows]  # [B, T, C, H, W]
         slices = self.profile.slices
         values = torch.empty(
             *surface.shape[:2], self.profile.planes, *surface.shape[-2:], device=self.device, dtype=torch.float32
         )
         values[:, :, surface_planes(self.profile)] = surface.float() / 127.5 - 1
-        values[:, :, slices["depth"]] = (self._store["depth"][slot[:, None], rows].float() + 32768) / 32767.5 - 1
-        values[:, :, slices["rays"]] = self._rays(slot, rows, surface.shape[-2:])
+        values[:, :, slices["depth"]] = (store["depth"][slot[:, None], rows].float() + 32768) / 32767.5 - 1
+        values[:, :, slices["rays"]] = self._rays(store, slot, rows, surface.shape[-2:])
         present = torch.ones(len(slot), len(self.profile.names), dtype=torch.bool, device=self.device)
         return Planes(values=values, present=present)
 
-    def _rays(self, slot: Tensor, rows: Tensor, size: torch.Size) -> Float[Tensor, "B T 3 H W"]:
+    def _rays(
+        self, store: dict[str, Tensor], slot: Tensor, rows: Tensor, size: torch.Size
+    ) -> Float[Tensor, "B T 3 H W"]:
         """View rays in the frame of the stream that the clip's first camera opened."""
-        pose = self._store["pose"][slot[:, None], rows]
-        streams = torch.stack([stream_frame(first) for first in self._store["pose"][slot, 0].cpu()])
+        pose = store["pose"][slot[:, None], rows]
+        streams = torch.stack([stream_frame(first) for first in store["pose"][slot, 0].cpu()])
         flat = Camera(
-            intrinsics=rearrange(self._store["intrinsics"][slot[:, None], rows], "b t c -> (b t) c"),
+            intrinsics=rearrange(store["intrinsics"][slot[:, None], rows], "b t c -> (b t) c"),
             pose=rearrange(pose, "b t i j -> (b t) i j"),
         ).rays(*size)
         world = rearrange(flat, "(b t) c h w -> b t c h w", b=len(slot))

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flowshade.device import choose_device
-from flowshade.errors import FlowshadeError
+from flowshade.errors import FlowshadeError, MissingDependencyError
+from flowshade.evaluation.perceptual import Trunk
 from flowshade.presets import TRAININGS
 from flowshade.training.captions import build_banks, has_banks, load_banks, save_banks, world_descriptions
 from flowshade.training.stages import StageConfig
@@ -21,6 +22,12 @@ CAPTIONS = "captions"
 """Stands in a preset's place on the command line: only makes captions and looks."""
 
 
+TRUNK = "trunk.safetensors"
+"""VGG16's first layers beside the captions, for training with LPIPS."""
+TRUNK_LAYERS = 4
+"""Of five: the fifth holds half of the weights."""
+
+
 def write_captions(folder: Path, *, seed: int = 0) -> None:
     """Draws looks and writes their captions and embeddings into `folder`; needs the prompt encoder's weights."""
     from flowshade.renderer.prompt import PromptEncoder
@@ -29,6 +36,10 @@ def write_captions(folder: Path, *, seed: int = 0) -> None:
     if folder.exists() and not folder.is_dir():
         raise FlowshadeError(f"captions go into the folder {folder}, which is a file; give a folder.")
     save_banks(folder, *build_banks(world_descriptions(tuple(WORLDS)), PromptEncoder(), seed=seed))
+    try:
+        Trunk.load("vgg").save(folder / TRUNK, layers=TRUNK_LAYERS)
+    except MissingDependencyError as error:
+        print(f"note: no LPIPS trunk for training was written: {error}", flush=True)
 
 
 def train(
@@ -68,7 +79,13 @@ def train(
         if not has_banks(captions):
             print(f"making captions in {captions} (about a minute)", flush=True)
             write_captions(captions, seed=seed)
-    return Trainer(config, folder, *load_banks(captions), start).run()
+    trunk = _load_trunk(captions / TRUNK) if any(stage.lpips for stage in config.stages) else None
+    return Trainer(config, folder, *load_banks(captions), start, trunk).run()
+
+
+def _load_trunk(path: Path) -> Trunk:
+    """The trunk beside the captions, else the installed one."""
+    return Trunk.load_file(path) if path.exists() else Trunk.load("vgg")
 
 
 def _configure(

@@ -12,9 +12,10 @@ A stage says which modules it trains and turns a batch into a loss; `flowshade.t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -27,15 +28,20 @@ from flowshade.checkpoints.store import save_renderer
 from flowshade.codec.decoder import DecoderState
 from flowshade.codec.encoder import PictureEncoder, PictureEncoderConfig
 from flowshade.codec.encoding import EncodingProfile
+from flowshade.evaluation.perceptual import Trunk
 from flowshade.renderer.memory import HistoryMemory
 from flowshade.renderer.prompt import CaptionBank
 from flowshade.renderer.renderer import Renderer, RendererConfig
 from flowshade.renderer.transformer import TextContext
-from flowshade.training.losses import change_loss, picture_loss
+from flowshade.training.losses import change_loss, perceptual_loss, picture_loss
 from flowshade.training.pool import Batch, ClipPool
 from flowshade.types import FRAMES_PER_LATENT, Planes
 
 StageName = Literal["codec", "regression", "flow", "rollout", "inverse"]
+
+
+GROWTH_WEIGHT = 0.1
+"""Of `latent_growth`, where nothing else ties latents to their scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +62,26 @@ class StageConfig:
     """Denoising steps; one of these is drawn for each batch of rollouts."""
     learning_rate: float = 5e-4
     ema: float = 0.999
+    latent: float = 0.1
+    """Weight of the error of latents in rollouts. 0 needs no picture encoder, so that a run may begin from a file that
+    holds a renderer alone; the latents are then only kept from growing."""
+    lpips: float = 0.0
+    """Weight of LPIPS in rollouts, in the features of VGG16; needs the trunk's file (`flowshade train captions`)."""
     latent_noise: float = 0.1
     """Noise on the latents that the codec learns to decode, as a share of their spread."""
     drop: float = 0.4
     """Share of clips that lose some of their buffers."""
     drop_sun: float = 0.4
     """Share of clips that are not told where the sun is."""
+    large: float = 0.0
+    """Share of batches of large clips, of as many pixels as the others; see `ClipSpec.large_share`."""
     switch: float = 0.2
     """Share of clips that change their look half-way."""
+
+    @property
+    def needs_targets(self) -> bool:
+        """Whether the stage needs a trained picture encoder (the codec stage trains one)."""
+        return self.name in ("regression", "flow") or (self.name == "rollout" and self.latent > 0)
 
 
 class Trainable(Protocol):
@@ -73,6 +91,10 @@ class Trainable(Protocol):
 
     def stage(self, config: StageConfig, data: Data) -> Stage:
         """One of their stages."""
+        ...
+
+    def may_lack(self, stages: Sequence[StageConfig]) -> str | None:
+        """A module that what a run of these stages begins from may lack, by name."""
         ...
 
     def save(self, path: Path, *, dtype: torch.dtype) -> None:
@@ -103,9 +125,6 @@ class ModelsConfig:
 class Models(nn.Module):
     """The renderer and the picture encoder that makes its targets."""
 
-    relearned: ClassVar = {"codec": "picture_encoder"}
-    """By stage: what it learns from nothing, since a file of a renderer's weights lacks it (`training.start`)."""
-
     def __init__(self, renderer: Renderer, picture_encoder: PictureEncoder) -> None:
         super().__init__()
         self.renderer = renderer
@@ -115,6 +134,11 @@ class Models(nn.Module):
     def stage(self, config: StageConfig, data: Data) -> Stage:
         kinds = {"codec": CodecStage, "regression": FlowStage, "flow": FlowStage, "rollout": RolloutStage}
         return kinds[config.name](config, self._context(data))
+
+    def may_lack(self, stages: Sequence[StageConfig]) -> str | None:
+        """The picture encoder, which files of weights lack, where a stage trains it first or none needs it."""
+        spared = stages[0].name == "codec" or not any(stage.needs_targets for stage in stages)
+        return "picture_encoder" if spared else None
 
     def save(self, path: Path, *, dtype: torch.dtype) -> None:
         save_renderer(self.renderer, path, dtype=dtype)
@@ -131,7 +155,7 @@ class Models(nn.Module):
         decoder._picture = torch.compile(decoder._picture, dynamic=False)  # pyright: ignore
 
     def _context(self, data: Data) -> Context:
-        return Context(models=self, pool=data.pool, captions=data.captions, rng=data.rng)
+        return Context(models=self, pool=data.pool, captions=data.captions, rng=data.rng, trunk=data.trunk)
 
     @torch.no_grad()
     def latents(self, rgb: Float[Tensor, "B T 3 H W"], planes: Planes) -> Float[Tensor, "B C L h w"]:
@@ -163,6 +187,8 @@ class Data:
     pool: ClipPool
     captions: CaptionBank
     rng: np.random.Generator
+    trunk: Trunk | None = None
+    """For stages with LPIPS."""
 
 
 @dataclass(kw_only=True)
@@ -176,9 +202,9 @@ class Context(Data):
 
     def draw(self, config: StageConfig) -> Batch:
         """A batch with some of its buffers and suns taken away."""
-        batch = self.pool.draw(config.batch, config.latents, self.rng, switch=config.switch)
+        batch = self.pool.draw(config.batch, config.latents, self.rng, switch=config.switch, large=config.large)
         drop_buffers(batch.planes, config.drop, self.pool.profile, self.rng)
-        known = self.rng.random(config.batch) >= config.drop_sun
+        known = self.rng.random(batch.rgb.shape[0]) >= config.drop_sun
         batch.sun = batch.sun * torch.from_numpy(known).to(batch.sun)[:, None, None]
         return batch
 
@@ -194,12 +220,17 @@ DROP_SHARES = {
 }
 """How often each buffer is missing from a clip that misses some."""
 
+BARE_SHARE = 0.2
+"""Of the clips that miss some buffers, those that keep depth and normals alone."""
+
 
 def drop_buffers(planes: Planes, share: float, profile: EncodingProfile, rng: np.random.Generator) -> None:
     """Takes random buffers from a share of the clips, in place. Depth and normal never go together."""
     names, slices = profile.names, profile.slices
+    bare = set(names) - {"depth", "normal"}
     for row in np.flatnonzero(rng.random(planes.present.shape[0]) < share):
         missing = {name for name in names if rng.random() < DROP_SHARES[name]}
+        missing = bare if rng.random() < BARE_SHARE else missing
         if {"depth", "normal"} <= missing:
             missing.remove("normal")
         for name in missing:
@@ -291,7 +322,7 @@ class FlowStage(WithoutFinish):
         if self.config.name == "flow":
             return flow, {"flow": flow.detach()}
         latents = renderer.schedule.denoised(noisy, velocity, sigmas)
-        latents = rearrange(latents, "(b n) c l h w -> b c (n l) h w", b=self.config.batch)
+        latents = rearrange(latents, "(b n) c l h w -> b c (n l) h w", b=batch.rgb.shape[0])
         rgb = renderer.decoder(latents, batch.planes)
         picture = picture_loss(rgb, batch.rgb)
         return flow + picture, {"flow": flow.detach(), "picture": picture.detach(), "psnr": _psnr(rgb, batch.rgb)}
@@ -367,7 +398,7 @@ class RolloutStage(WithoutFinish):
         renderer, rng = self.context.models.renderer, self.context.rng
         if self._streams is None or self._streams.done:
             batch = self.context.draw(self.config)
-            target = self.context.models.latents(batch.rgb, batch.planes)
+            target = self.context.models.latents(batch.rgb, batch.planes) if self.config.latent else None
             memory = HistoryMemory(renderer.transformer.history_frames)
             self._streams = _Streams(batch=batch, target=target, memory=memory)
             self._streams.window = int(rng.choice(self.config.windows))
@@ -375,8 +406,9 @@ class RolloutStage(WithoutFinish):
         streams = self._streams
         planes, rgb, target, caption, sun = streams.next_window()
         features = renderer.encoder(planes)
+        channels = renderer.config.transformer.latent_channels
         latents = renderer.denoise(
-            torch.randn_like(target),
+            torch.randn(features.shape[0], channels, *features.shape[2:], device=features.device),
             features,
             self.context.text(caption),
             sun,
@@ -388,10 +420,26 @@ class RolloutStage(WithoutFinish):
         streams.state = DecoderState(previous=state.previous.detach())
         picture = picture_loss(prediction, rgb)
         change = change_loss(prediction, rgb, streams.last)
-        latent = F.mse_loss(latents.float(), target.float())
         streams.last = (prediction[:, -1:].detach(), rgb[:, -1:])
-        values = {"picture": picture, "change": change, "latent": latent, "psnr": _psnr(prediction, rgb)}
-        return picture + change + 0.1 * latent, {name: value.detach() for name, value in values.items()}
+        values = {"picture": picture, "change": change}
+        total = picture + change
+        if target is None:
+            values["growth"] = latent_growth(latents.float())
+            total = total + GROWTH_WEIGHT * values["growth"]
+        else:
+            values["latent"] = F.mse_loss(latents.float(), target.float())
+            total = total + self.config.latent * values["latent"]
+        if self.config.lpips:
+            assert self.context.trunk is not None, "the trainer checks that there is one"
+            values["lpips"] = perceptual_loss(prediction, rgb, self.context.trunk)
+            total = total + self.config.lpips * values["lpips"]
+        values["psnr"] = _psnr(prediction, rgb)
+        return total, {name: value.detach() for name, value in values.items()}
+
+
+def latent_growth(latents: Float[Tensor, "B C L h w"]) -> Float[Tensor, ""]:
+    """How far channels' mean square lies above 1, what normalised latents have: squared, mean over channels."""
+    return (latents.square().mean((0, 2, 3, 4)) - 1).clamp(min=0).square().mean()
 
 
 @dataclass(kw_only=True)
@@ -399,7 +447,7 @@ class _Streams:
     """A batch of streams half-way through their clips."""
 
     batch: Batch
-    target: Tensor
+    target: Tensor | None
     memory: HistoryMemory
     window: int = 1
     steps: int = 1
@@ -410,15 +458,15 @@ class _Streams:
 
     @property
     def done(self) -> bool:
-        return self.latent >= self.target.shape[2]
+        return self.latent >= self.batch.caption.shape[1]
 
-    def next_window(self) -> tuple[Planes, Tensor, Tensor, Tensor, Tensor]:
+    def next_window(self) -> tuple[Planes, Tensor, Tensor | None, Tensor, Tensor]:
         """Planes, pictures, true latents, captions and suns of the next window. Side effect: time moves on."""
         start, stop = self.latent, self.latent + self.window
         frames = slice(start * FRAMES_PER_LATENT, stop * FRAMES_PER_LATENT)
         self.latent = stop
         planes = Planes(values=self.batch.planes.values[:, frames], present=self.batch.planes.present)
-        rgb, target = self.batch.rgb[:, frames], self.target[:, :, start:stop]
+        rgb, target = self.batch.rgb[:, frames], None if self.target is None else self.target[:, :, start:stop]
         return planes, rgb, target, self.batch.caption[:, start], self.batch.sun[:, start]
 
 

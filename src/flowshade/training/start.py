@@ -38,15 +38,14 @@ def load_start(path: Path) -> dict[str, Tensor]:
     return {f"{prefix}{name}": value.float() for name, value in state.items()}
 
 
-def begin_from(models: nn.Module, state: Mapping[str, Tensor], *, what: str, stage: str) -> list[str]:
+def begin_from(models: nn.Module, state: Mapping[str, Tensor], *, what: str, lacking: str | None = None) -> list[str]:
     """Copies tensors into models. Layers that the file knows nothing of may stay as they are if they begin as nothing.
 
     Args:
-        models: with fresh weights. Where they have `relearned`, which names a module for a stage, that one may be
-            missing too if the run begins with that stage.
+        models: with fresh weights.
         state: of all their tensors but those.
         what: where it came from, for messages.
-        stage: the first one.
+        lacking: a module that may be missing too.
 
     Returns:
         Names that stay as they are.
@@ -54,10 +53,9 @@ def begin_from(models: nn.Module, state: Mapping[str, Tensor], *, what: str, sta
     Raises:
         CheckpointError: other names or shapes; they are listed.
     """
-    lacking = sorted(models.state_dict().keys() - state.keys())
-    relearned = getattr(models, "relearned", {}).get(stage)
+    missing = sorted(models.state_dict().keys() - state.keys())
     nothing = _beginning_as_nothing(models)
-    fresh = [name for name in lacking if name in nothing or (relearned and name.startswith(f"{relearned}."))]
+    fresh = [name for name in missing if name in nothing or (lacking and name.startswith(f"{lacking}."))]
     own = models.state_dict()
     load_strictly(models, {**state, **{name: own[name] for name in fresh}}, what=what)
     return fresh

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from flowshade.errors import FlowshadeError
+from flowshade.evaluation.perceptual import Trunk
 from flowshade.renderer.prompt import CaptionBank
 from flowshade.training.captions import LookBank
 from flowshade.training.checkpoint import Checkpoint, Progress, load_checkpoint, restore_optimiser, save_checkpoint
@@ -73,9 +75,29 @@ class Trainer:
     """
 
     def __init__(
-        self, config: TrainConfig, out: Path, looks: LookBank, captions: CaptionBank, start: Path | None = None
+        self,
+        config: TrainConfig,
+        out: Path,
+        looks: LookBank,
+        captions: CaptionBank,
+        start: Path | None = None,
+        trunk: Trunk | None = None,
     ) -> None:
-        """Makes the models; continues `out` if it holds a checkpoint, else begins from `start` (see `load_start`)."""
+        """Makes the models; continues `out` if it holds a checkpoint, else begins from `start`.
+
+        Args:
+            config: the run.
+            out: its folder.
+            looks: what producers may ask for.
+            captions: of the looks.
+            start: a file that a new run begins from (see `load_start`).
+            trunk: for stages with LPIPS.
+
+        Raises:
+            FlowshadeError: a stage asks for LPIPS and there is no trunk, or the start does not fit.
+        """
+        if trunk is None and any(stage.lpips for stage in config.stages):
+            raise FlowshadeError("a stage trains with LPIPS and no trunk was given; expected Trunk.load('vgg').")
         torch.manual_seed(config.seed)
         torch.backends.cudnn.benchmark = config.tune
         self.config = config
@@ -84,14 +106,15 @@ class Trainer:
         self.models = config.models.build().to(self.device)
         self.progress = Progress()
         self._resumed: Checkpoint | None = None
-        out.mkdir(parents=True, exist_ok=True)
         if self._checkpoint_path.exists():
             self._resumed = load_checkpoint(self._checkpoint_path)
             self.models.load_state_dict(self._resumed.model, strict=True)
             self.progress = self._resumed.progress
         elif start is not None:
-            fresh = begin_from(self.models, load_start(start), what=str(start), stage=config.stages[0].name)
+            lacking = self.trainable.may_lack(config.stages)
+            fresh = begin_from(self.models, load_start(start), what=str(start), lacking=lacking)
             print(f"begins from {start}" + (f"; new: {len(fresh)} tensors" if fresh else ""), flush=True)
+        out.mkdir(parents=True, exist_ok=True)
         self.average = {name: value.detach().clone() for name, value in self.models.state_dict().items()}
         if self._resumed is not None:
             self.average = {name: value.to(self.device) for name, value in self._resumed.average.items()}
@@ -106,7 +129,8 @@ class Trainer:
             interval=config.interval if self._shares_gpu else 0.0,
         )
         rng = np.random.default_rng([config.seed, self.progress.stage, self.progress.step])
-        self.data = Data(pool=pool, captions=captions.to(self.device), rng=rng)
+        trunk = None if trunk is None else trunk.to(self.device)
+        self.data = Data(pool=pool, captions=captions.to(self.device), rng=rng, trunk=trunk)
         if config.compile:
             self.trainable.compile()
 
@@ -162,6 +186,8 @@ class Trainer:
         trained = _names_of(self.models, parameters)
         if self.progress.step == 0:
             self._reset_average()
+        averages = [self.average[name] for name in trained]
+        weights = [parameter.detach() for name, parameter in self.models.named_parameters() if name in trained]
         started = last_save = last_log = time.perf_counter()
         offset = self.progress.seconds
         sums: dict[str, Tensor] = {}
@@ -182,7 +208,8 @@ class Trainer:
             optimiser.step()
 
             # Averaged weights.
-            self._update_average(trained, min(config.ema, (self.progress.step + 1) / (self.progress.step + 10)))
+            decay = min(config.ema, (self.progress.step + 1) / (self.progress.step + 10))
+            get_ema_multi_avg_fn(decay)(averages, weights, 0)
 
             # What is logged stays on the device until it is printed.
             for name, value in values.items():
@@ -214,12 +241,6 @@ class Trainer:
 
     def _reset_average(self) -> None:
         self.average = {name: value.detach().clone() for name, value in self.models.state_dict().items()}
-
-    @torch.no_grad()
-    def _update_average(self, names: list[str], decay: float) -> None:
-        state = self.models.state_dict()
-        averages, values = [self.average[name] for name in names], [state[name] for name in names]
-        get_ema_multi_avg_fn(decay)(averages, values, 0)
 
     def _finish_stage(self, index: int, stage: Stage) -> None:
         """Goes on with the averaged weights and writes them down."""
