@@ -86,11 +86,14 @@ def test_flash_benchmark(memory: str, tmp_path: Path, monkeypatch, capsys) -> No
     monkeypatch.setattr("sys.argv", ["flash.py", *options, "--memory", memory, "--json", str(tmp_path / "r.json")])
     benchmark.main()
     out = capsys.readouterr().out
-    assert "| 32x48 | float32 |" in out and "| transformer |" in out
-    result = json.loads((tmp_path / "r.json").read_text())
-    assert (result["window"], result["steps"], result["memory"]) == (4, 1, memory)
-    assert set(result["reached"]) == {"encode", "history", "transformer", "decode"}
-    assert result["growth_mib"] == 0
+    assert "tiny, 32x48, float32" in out
+    plain, fast = json.loads((tmp_path / "r.json").read_text())
+    assert (plain["variant"], fast["variant"]) == ("plain", "torch")
+    for result in (plain, fast):
+        assert (result["window"], result["steps"], result["memory"]) == (4, 1, memory) and not result["failure"]
+        assert set(result["reached"]) == {"encode", "history", "transformer", "decode"}
+        assert f"| {memory} | 1 | 4 | {result['variant']} |" in out
+        assert result["growth_mib"] == 0 and result["differs"] < 1e-5
 
 
 def save_debug_inverse(path: Path) -> Path:

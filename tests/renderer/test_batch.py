@@ -45,7 +45,7 @@ def windows_of(seed: int) -> list[GBuffer]:
     return windows
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 2e-4), (torch.bfloat16, 0.05)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 2e-4), (torch.bfloat16, 0.1)])
 def test_a_batch_equals_streams_one_by_one(
     renderer: Renderer, dtype: torch.dtype | None, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,6 +58,7 @@ def test_a_batch_equals_streams_one_by_one(
             expected = stream.push(window, steps=2).rgb
             assert expected.std() > 0.05
             torch.testing.assert_close(batch[index].rgb, expected, rtol=0, atol=tolerance)
+            assert (batch[index].rgb - expected).abs().mean() < tolerance / 10
     assert [stream.latent_index for stream in together] == [3, 4, 12]
 
 
