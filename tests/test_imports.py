@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "dataset": {"api", "presets", "upstream", *BELOW_API},
     "curation": {"api", "presets", "upstream", *BELOW_API},
     "evaluation": {"api", "presets", "upstream", *BELOW_API},
-    "training": {"api", "presets", "evaluation", "dataset", *BELOW_API},
+    "training": {"api", "presets", "upstream", "budget", "evaluation", "dataset", *BELOW_API},
 }
 HEAVY = ("torch", "warp", "mujoco", "av", "OpenEXR", "cv2", "transformers", "diffusers", "PIL", "tyro", "rich")
 LEARNING = ("torch.optim", "torch.nn")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import signal
@@ -120,6 +121,57 @@ class SevenB:
 
 
 PLAIN_7B = SevenB()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distilling:
+    """What `train codec-distill`, `flash-distill` and `texts` take; see docs/distill.md."""
+
+    clips: Annotated[
+        tuple[Path, ...], arg(metavar="DIR", help="codec-distill, flash-distill, texts: clips, or folders of clips.")
+    ] = ()
+    teacher: Annotated[
+        str, arg(metavar="PATH", help="The teacher: alaya-forward, its folder or its file (codec-distill: the VAE's).")
+    ] = "alaya-forward"
+    codec: Annotated[
+        Path | None, arg(metavar="DIR", help="flash-distill: the run of codec-distill, or a folder of Flash.")
+    ] = None
+    student: Annotated[
+        Path | None, arg(metavar="DIR", help="flash-distill: a Flash to begin from, instead of the teacher's weights.")
+    ] = None
+    samples: Annotated[
+        Path | None, arg(metavar="DIR", help="flash-distill: where the teacher's samples are kept; by default here.")
+    ] = None
+    size: Annotated[str, arg(metavar="HxW", help="Height and width that clips are resized to.")] = "448x832"
+    crop: Annotated[str, arg(metavar="HxW", help="codec-distill: of what is learned from at a time.")] = "256x256"
+    frames: Annotated[
+        int | None, arg(metavar="N", help="Of the teacher's samples (80), or of the codecs' crops (16).")
+    ] = None
+    window: Annotated[int, arg(metavar="N", help="flash-distill: frames of the student's windows.")] = 16
+    prompt: Annotated[str, arg(metavar="TEXT", help="The caption of clips that have none.")] = ""
+    prompt_styles: Annotated[
+        tuple[str, ...] | None,
+        arg(metavar="NAME", help="The teacher's styles that captions get in turn; default: all."),
+    ] = None
+    variants: Annotated[int, arg(metavar="N", help="Samples of every run of frames, in as many styles.")] = 1
+    teacher_steps: Annotated[int, arg(metavar="N", help="The teacher's denoising steps.")] = 50
+    cfg_scale: Annotated[float, arg(metavar="X", help="The teacher's guidance.")] = 5.0
+    drift_frames: Annotated[int, arg(metavar="N", help="flash-distill: length of the stream whose drift is told.")] = (
+        960
+    )
+    updates: Annotated[int | None, arg(metavar="N", help="Of every stage; by default the preset's.")] = None
+    batch: Annotated[int | None, arg(metavar="N", help="Samples an update, over all GPUs.")] = None
+    learning_rate: Annotated[float | None, arg(metavar="X", help="By default the preset's.")] = None
+    estimate: Annotated[bool, arg(help="Say what disk and GPU hours it would take, and stop.")] = False
+    card: Annotated[str, arg(metavar="NAME", help="With --estimate: for this card (h200, h100, rtx-4090, ...).")] = (
+        "h200"
+    )
+    gpus: Annotated[int, arg(metavar="N", help="With --estimate: how many; a run takes those torchrun starts.")] = 1
+
+
+NOTHING_DISTILLED = Distilling()
+DistillFlags = Annotated[Distilling, OmitArgPrefixes]
+
 Checkpoint = Annotated[
     Path | None,
     arg(metavar="PATH", help="Of a named model: its folder or its transformer's file, instead of what was pulled."),
@@ -1000,14 +1052,16 @@ def train(
         arg(
             metavar="PRESET",
             help="Which run: compact, or debug, which goes through every stage in about a minute. "
-            "captions only writes the captions and looks that a run needs, for a machine without the prompt encoder.",
+            "captions only writes the captions and looks that a run needs, for a machine without the prompt encoder. "
+            "codec-distill and flash-distill learn from AlayaRenderer's teacher; texts only embeds their prompts.",
         ),
     ],
     output: Annotated[
         Path, arg(name="output", aliases=["-o"], metavar="DIR", help="The run's folder; continued if it holds a run.")
     ],
     captions: Annotated[
-        Path | None, arg(metavar="DIR", help="Captions and looks from `train captions`; by default made here.")
+        Path | None,
+        arg(metavar="DIR", help="What `train captions` (flash-distill: `train texts`) wrote; by default made here."),
     ] = None,
     start: Annotated[
         Path | None,
@@ -1022,10 +1076,19 @@ def train(
         tuple[str, ...] | None, arg(metavar="NAME ...", help="Only these stages; by default all of the preset's.")
     ] = None,
     device: Annotated[str | None, arg(metavar="NAME", help="Instead of the preset's.")] = None,
+    distill: DistillFlags = NOTHING_DISTILLED,
 ) -> None:
     """Train a model of your own."""
     from flowshade.training import run
 
+    if preset in ("codec-distill", "flash-distill", "texts"):
+        if start is not None or scale_time != 1:
+            raise FlowshadeError(f"--start and --scale-time do not go with {preset}; see --student and --updates.")
+        _distill(preset, output, distill, texts=captions, seed=seed, stages=stages, device=device)
+        return
+    if distill != NOTHING_DISTILLED:
+        given = [name for name, value in vars(distill).items() if value != getattr(NOTHING_DISTILLED, name)]
+        raise FlowshadeError(f"--{given[0].replace('_', '-')} does not go with preset {preset!r}; leave it out.")
     if preset == run.CAPTIONS:
         run.write_captions(output, seed=seed)
         print(f"captions and looks: {output}")
@@ -1041,6 +1104,42 @@ def train(
         device=device,
     )
     print(f"trained renderer: {path}")
+
+
+def _distill(
+    kind: str,
+    output: Path,
+    given: Distilling,
+    *,
+    texts: Path | None,
+    seed: int,
+    stages: tuple[str, ...] | None,
+    device: str | None,
+) -> None:
+    from flowshade.presets import codec_distillation, flash_distillation
+    from flowshade.renderer.teacher import STYLES, TeacherConfig
+    from flowshade.training.distill import run
+
+    if not given.clips:
+        raise FlowshadeError(f"{kind} has nothing to learn from; give --clips DIR ... with G-buffer clips.")
+    preset = codec_distillation() if kind == run.CODEC_DISTILL else flash_distillation()
+    changes = {name: getattr(given, name) for name in ("updates", "batch", "learning_rate")}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    job = run.DistillJob(
+        clips=given.clips, out=output, teacher=given.teacher, size=_parse_size(given.size), window=given.window,
+        frames=(given.frames if kind != run.CODEC_DISTILL else None) or run.DistillJob.frames,
+        crop=_parse_size(given.crop), crop_frames=given.frames or run.DistillJob.crop_frames, codec=given.codec,
+        student=given.student, texts=texts, samples=given.samples, prompt=given.prompt, variants=given.variants,
+        styles=tuple(STYLES) if given.prompt_styles is None else given.prompt_styles,
+        teacher_config=TeacherConfig(steps=given.teacher_steps, cfg_scale=given.cfg_scale),
+        drift_frames=given.drift_frames, stages=stages, seed=seed, device=device,
+        loops={name: dataclasses.replace(loop, **changes) for name, loop in preset.items()},
+    )  # fmt: skip
+    if given.estimate:
+        print(run.estimate_job(kind, job, given.card, given.gpus))
+        return
+    act = {run.CODEC_DISTILL: run.distill_codec, run.FLASH_DISTILL: run.distill_flash, run.TEXTS: run.write_texts}[kind]
+    print(f"{kind}: {act(job)}")
 
 
 @app.command

@@ -8,6 +8,7 @@ from flowshade.inverse.network import InverseConfig
 from flowshade.renderer.memory import HistoryBand
 from flowshade.renderer.renderer import RendererConfig
 from flowshade.renderer.transformer import TransformerConfig
+from flowshade.training.distill.loop import LoopConfig
 from flowshade.training.inverse import InverseModelsConfig
 from flowshade.training.pool import ClipSpec
 from flowshade.training.stages import ModelsConfig, StageConfig, StageName
@@ -176,6 +177,22 @@ def compact_inverse_training() -> TrainConfig:
         autocast=True,
         tune=False,
     )
+
+
+def codec_distillation() -> dict[str, LoopConfig]:
+    """The small codecs from Wan's VAE, at Flash's size: the stages in order."""
+    return {
+        "encoder": LoopConfig(updates=30_000, batch=16, learning_rate=3e-4),
+        "decoder": LoopConfig(updates=30_000, batch=8, learning_rate=2e-4),
+    }
+
+
+def flash_distillation() -> dict[str, LoopConfig]:
+    """The few-step student from the forward teacher, at Flash's size: the stages in order."""
+    return {
+        "flow": LoopConfig(updates=6_000, batch=32, learning_rate=5e-5, ema=0.995),
+        "rollout": LoopConfig(updates=3_000, batch=16, learning_rate=2e-5, ema=0.995, evaluate_every=500),
+    }
 
 
 TRAININGS = {
