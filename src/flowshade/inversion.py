@@ -6,10 +6,10 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from flowshade.color import to_bytes
 from flowshade.errors import FlowshadeError
 from flowshade.gbuffer.io.footage import Footage
 from flowshade.gbuffer.io.limits import check_size
@@ -153,7 +153,7 @@ class InvertedClip(ClipReader):
         if not self._inverse.codes:
             return super()._coded(start, stop)
         codes = self.estimate(start, stop).codes
-        return {name: (value * 255).round().to(torch.uint8) for name, value in codes.items()}
+        return {name: to_bytes(value) for name, value in codes.items()}
 
     def _reference(self, start: int, stop: int) -> Float[Tensor, "T 3 H W"] | None:
         return self.estimate(start, stop).frames.rgb

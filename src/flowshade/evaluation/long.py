@@ -238,7 +238,7 @@ def _revisits(stream: LongStream, trunk: Trunk | None) -> dict[str, Any]:
         if not pairs or method == REFERENCE:
             continue
         first, again = (
-            torch.cat([by_frame[pair[side]].pictures[method] for pair in pairs]).float() / 255 for side in (0, 1)
+            from_bytes(torch.cat([by_frame[pair[side]].pictures[method] for pair in pairs])) for side in (0, 1)
         )
         scores = {"psnr": psnr(first, again), "ssim": ssim(first, again)}
         if trunk is not None:

@@ -371,6 +371,17 @@ def lift(p: wp.vec3, ng: wp.vec3, distance: float) -> wp.vec3:
 
 
 @wp.func
+def sees_sun(scene: Scene, light: Light, origin: wp.vec3, ng: wp.vec3, pixel: float, index: int, seed: int) -> bool:
+    """Whether one ray, from a point spread over a pixel's width, meets the point of the sun's disc that it aims at."""
+    u = sequence(index, seed)
+    toward = wp.normalize(light.sun_dir + around(light.sun_dir, u, wp.tan(light.sun_radius)))
+    w = sequence(index, seed + 7)
+    across = tangent(ng) * ((w[0] - 0.5) * pixel)
+    across += wp.cross(ng, tangent(ng)) * ((w[1] - 0.5) * pixel)
+    return not occluded(scene.solids, origin + across, toward, float(_MISS), -1)
+
+
+@wp.func
 def outgoing(scene: Scene, light: Light, hit: Hit, o: wp.vec3, d: wp.vec3, textured: int) -> wp.vec3:
     """Radiance a secondary ray brings back from a hit: sun with its shadow, sky taken as unoccluded, own light."""
     s = surface_at(scene, hit, o, d)
@@ -458,19 +469,13 @@ def gather_light(
 
         # The sun: rays spread over its disc and, on smooth ground, over the pixel, so that shadow edges are smooth.
         if light.has_sun != 0 and wp.dot(n, light.sun_dir) > 0.0:
-            spread = wp.tan(light.sun_radius)
             higher = origin
             pixel = float(0.0)
             if hits.edge[i] == 0:
                 pixel = hit.t / (view.fx * wp.length(along))
                 higher = origin + s.ng * (0.1 * pixel)  # spread-out origins must stay above curved ground
             for k in range(sun_rays):
-                u = sequence((tile >> 2) * sun_rays + k, seed)
-                toward = wp.normalize(light.sun_dir + around(light.sun_dir, u, spread))
-                w = sequence((tile >> 2) * sun_rays + k, seed + 7)
-                across = tangent(s.ng) * ((w[0] - 0.5) * pixel)
-                across += wp.cross(s.ng, tangent(s.ng)) * ((w[1] - 0.5) * pixel)
-                if not occluded(scene.solids, higher + across, toward, float(_MISS), -1):
+                if sees_sun(scene, light, higher, s.ng, pixel, (tile >> 2) * sun_rays + k, seed):
                     sun += 1.0 / float(sun_rays)
 
         # Lamps: sphere lights, windowed to nothing at the end of their reach, with one shadow ray each.

@@ -48,6 +48,7 @@ from flowshade.gbuffer.light_kernels import (
     full_sky,
     lift,
     saturate,
+    sees_sun,
     sequence,
     smooth_sky,
     specular,
@@ -626,17 +627,12 @@ def trace_paths(
 
         # The sun: rays spread over its disc and, on smooth ground, over the pixel.
         if light.has_sun != 0 and wp.dot(n, light.sun_dir) > 0.0:
-            spread = wp.tan(light.sun_radius)
             pixel = wp.where(hits.edge[i] == 0, hit.t / (view.fx * wp.length(along)), 0.0)
             higher = origin + s.ng * (0.1 * pixel)
             rays = wp.max(samples / 2, 1)
             for k in range(rays):
                 index = ((tile >> 2) * _LANES + lane) * rays + k
-                toward = wp.normalize(light.sun_dir + around(light.sun_dir, sequence(index, seed), spread))
-                w = sequence(index, seed + 7)
-                across = tangent(s.ng) * ((w[0] - 0.5) * pixel)
-                across += wp.cross(s.ng, tangent(s.ng)) * ((w[1] - 0.5) * pixel)
-                if not occluded(scene.solids, higher + across, toward, float(_MISS), -1):
+                if sees_sun(scene, light, higher, s.ng, pixel, index, seed):
                     sun += 1.0 / float(rays)
 
         # Lamps and emitters: one of each a sample.

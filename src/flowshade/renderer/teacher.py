@@ -193,8 +193,28 @@ class ForwardTeacher:
         Yields:
             Runs of pictures of all prompts, in order; `frames` in all.
         """
+        before: Tensor | None = None  # pictures of the overlap
+        for start, stop, latents in self.windows(read, frames, positive, negative, seed=seed, progress=progress):
+            pictures = self.decode(latents).cpu()
+            if before is not None:
+                pictures = _cross_fade(before, pictures)
+            shared = 0 if stop >= frames else self.config.overlap
+            before = pictures[:, -shared:] if shared else None
+            yield pictures[:, : min(stop, frames) - start - shared]
+
+    def windows(
+        self,
+        read: Callable[[int, int], Mapping[str, UInt8[Tensor, "T 3 H W"]]],
+        frames: int,
+        positive: TextContext,
+        negative: TextContext | None,
+        *,
+        seed: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Iterator[tuple[int, int, Float[Tensor, "B C L h w"]]]:
+        """First frame, last + 1 and latents of every window of `render`, which says what is given."""
         windows = plan_windows(frames, self.config.window, self.config.overlap)
-        before: tuple[Tensor, Tensor] | None = None  # pictures and latents of the overlap
+        held: Tensor | None = None
         for index, (start, stop) in enumerate(windows):
             planes = _padded(read(start, min(stop, frames)), stop - start)
             buffers = self.encode(planes)
@@ -204,17 +224,11 @@ class ForwardTeacher:
                 buffers,
                 positive,
                 negative,
-                held=None if before is None else before[1],
+                held=held,
                 progress=_part(progress, index, len(windows)),
             )
-            pictures = self.decode(latents).cpu()
-            if before is not None:
-                pictures = _cross_fade(before[0], pictures)
-            last = index == len(windows) - 1
-            shared = 0 if last else self.config.overlap
-            if not last:
-                before = pictures[:, -shared:], latents[:, :, latents.shape[2] - shared // FRAMES_PER_LATENT :]
-            yield pictures[:, : min(stop, frames) - start - shared]
+            held = latents[:, :, latents.shape[2] - self.config.overlap // FRAMES_PER_LATENT :]
+            yield start, stop, latents
 
 
 def to_signed(planes: UInt8[Tensor, "T 3 H W"], dtype: torch.dtype) -> Float[Tensor, "1 3 T H W"]:

@@ -106,23 +106,22 @@ def inverse_loss(
     """
     surface = targets.surface.float()
     share = surface.mean().clamp(min=1e-3)
-    errors = _errors(estimate, targets)
-    raw_depth = errors["depth"]
+    raw = _errors(estimate, targets)
     weight = surface.sum((1, 2, 3, 4), keepdim=True).clamp(min=1)
-    offset = (raw_depth * surface).sum((1, 2, 3, 4), keepdim=True) / weight
-    errors["depth"] = raw_depth - 0.9 * offset
+    offset = (raw["depth"] * surface).sum((1, 2, 3, 4), keepdim=True) / weight
+    errors = raw | {"depth": raw["depth"] - 0.9 * offset}
     absolute = torch.cat([errors[name].abs().mean(2, keepdim=True) for name in CORE_CHANNELS], 2)  # [B, T, 5, H, W]
     means = (absolute * surface).mean((0, 1, 3, 4)) / share  # [5]
     scales = estimate.error.clamp(-6, 3)
     facing = 1 - (estimate.normal * targets.normal).sum(2, keepdim=True)
     angle = (facing * surface).mean() / share
-    before = None if last is None else _errors(*last)
+    before = None if last is None else (_errors(*last), last[1])
     parts = {
         "slopes": sum((_slopes(errors[name] * surface) for name in CORE_CHANNELS), surface.new_zeros(())),
         "edges": _at_edges(absolute, targets),
         "change": _change(estimate, targets, last),
-        "along": surface.new_zeros(()) if motion is None else _along(estimate, targets, last, motion),
-        "drift": _drift(raw_depth, targets, None if before is None or last is None else (before["depth"], last[1])),
+        "along": surface.new_zeros(()) if motion is None else _along(raw, targets, before, motion),
+        "drift": _drift(raw, targets, before),
         "sky": F.binary_cross_entropy_with_logits(estimate.sky, 1 - surface),
         "outline": _outline(estimate.sky, targets.surface),
         "sure": ((absolute.detach() / scales.exp() + scales) * surface).mean() / share,
@@ -132,7 +131,11 @@ def inverse_loss(
     return total, {name: value.detach() for name, value in values.items()}
 
 
-def _errors(estimate: Estimate, targets: Targets) -> dict[str, Tensor]:
+Errors = dict[str, Tensor]
+"""Estimates less targets by channel, [B, T, C, H, W]."""
+
+
+def _errors(estimate: Estimate, targets: Targets) -> Errors:
     return {name: getattr(estimate, name) - getattr(targets, name) for name in CORE_CHANNELS}
 
 
@@ -185,15 +188,13 @@ def _change(estimate: Estimate, targets: Targets, last: tuple[Estimate, Targets]
     return change_loss(predicted, true, before)
 
 
-def _along(
-    estimate: Estimate, targets: Targets, last: tuple[Estimate, Targets] | None, motion: Motion
-) -> Float[Tensor, ""]:
+def _along(errors: Errors, targets: Targets, last: tuple[Errors, Targets] | None, motion: Motion) -> Float[Tensor, ""]:
     """Mean absolute change of the errors along the motion of what is seen, all channels together: flicker.
 
     Errors and not values are followed: what truly changes, such as normals when the camera turns, then cancels, and a
     depth that is wrong by a factor stays so.
     """
-    error = _stacked_errors(estimate, targets)  # [B, T, 9, H, W]
+    error = _stacked_errors(errors, targets)  # [B, T, 9, H, W]
     vectors, seen = motion.vectors, motion.seen
     if last is None:
         before, error, vectors, seen = error[:, :-1], error[:, 1:], vectors[:, 1:], seen[:, 1:]
@@ -208,19 +209,16 @@ def _along(
     return (difference * valid).sum() / valid.sum().clamp(min=1)
 
 
-def _stacked_errors(estimate: Estimate, targets: Targets) -> Tensor:
+def _stacked_errors(errors: Errors, targets: Targets) -> Tensor:
     """Errors on surfaces; of channels with three planes a third each, so that all weigh alike."""
-    errors = _errors(estimate, targets)
     return torch.cat([errors[name] * targets.surface / errors[name].shape[2] for name in CORE_CHANNELS], 2)
 
 
-def _drift(
-    error: Float[Tensor, "B T 1 H W"], targets: Targets, last: tuple[Float[Tensor, "B 1 1 H W"], Targets] | None
-) -> Float[Tensor, ""]:
+def _drift(errors: Errors, targets: Targets, last: tuple[Errors, Targets] | None) -> Float[Tensor, ""]:
     """Mean absolute change from picture to picture of the logarithm of depth's scale."""
-    surface = targets.surface
+    error, surface = errors["depth"], targets.surface
     if last is not None:
-        error, surface = torch.cat([last[0], error], 1), torch.cat([last[1].surface, surface], 1)
+        error, surface = torch.cat([last[0]["depth"], error], 1), torch.cat([last[1].surface, surface], 1)
     count = surface.sum((2, 3, 4))  # [B, T]
     scale = (error * surface).sum((2, 3, 4)) / count.clamp(min=1)
     both = (count[:, 1:] > 0) & (count[:, :-1] > 0)

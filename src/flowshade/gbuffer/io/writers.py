@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from einops import rearrange, repeat
 from torch import Tensor
 
 from flowshade.color import srgb_to_linear
-from flowshade.files import temporary_beside
+from flowshade.files import temporary_beside, write_json
 from flowshade.gbuffer.io.cameras import CAMERAS_FILE, save_cameras
 from flowshade.gbuffer.io.channel_video import VIDEO_CHANNELS
 from flowshade.gbuffer.io.coding import CODED_CHANNELS, CodedReader, Coding, CodingFile, check_codable
@@ -193,8 +192,7 @@ class FolderSink(Sink):
             save_cameras(self._clip / CAMERAS_FILE, Camera.cat(self._cameras), self.reader.info.fps, self.size)
         self._finish()
         if self.reader.info.meta:
-            text = json.dumps(dict(self.reader.info.meta), indent=1) + "\n"
-            (self._clip / ABOUT).write_text(text, encoding="utf-8")
+            write_json(self._clip / ABOUT, dict(self.reader.info.meta))
         move_into_place(self._temporary, self.path)
 
 

@@ -7,7 +7,7 @@ whose latents after the first are then four frames each, as the small codecs' al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flowshade.codec.tiny import GroupedEncoder, TinyDecoder
 from flowshade.codec.wan_vae import WanVAE
+from flowshade.color import from_bytes
 from flowshade.errors import FlowshadeError
 from flowshade.renderer.upstream import BUFFERS
 from flowshade.training.distill.clips import Clip
@@ -98,22 +99,32 @@ class VAETeacher:
         return rearrange((rgb[:, :, 1:].float() + 1) / 2, "b c t h w -> b t c h w")
 
 
-class EncoderTask:
-    """Each buffer's planes to the latents that Wan's VAE makes of them; squared error of normalised latents."""
+class _CropTask:
+    """What both tasks share: a network, its teacher, and crops of the clips that are learned from."""
 
-    name = "encoder"
-
-    def __init__(self, encoder: GroupedEncoder, teacher: VAETeacher, clips: Sequence[Clip], crops: Crops) -> None:
-        self.network = encoder
+    def __init__(
+        self, network: GroupedEncoder | TinyDecoder, teacher: VAETeacher, clips: Sequence[Clip], crops: Crops
+    ) -> None:
+        self.network = network
         self.teacher, self.crops = teacher, crops
         self.clips = crops.usable(clips, held_out=False)
         self.held_out = crops.usable(clips, held_out=True)[:HELD_OUT_CLIPS]
 
-    def load(self, draw: Draw) -> UInt8[Tensor, "T D 3 h w"]:
+    def _crop(self, draw: Draw, read: Callable[[Clip, int, int, tuple[int, int]], Tensor]) -> Tensor:
+        """A crop of what is read of a drawn run, [..., h, w]."""
         clip, start, row, column = self.crops.draw(self.clips, draw)
-        planes = clip.planes(start, start + self.crops.frames, self.crops.size)
+        values = read(clip, start, start + self.crops.frames, self.crops.size)
         height, width = self.crops.crop
-        return planes[..., row : row + height, column : column + width].contiguous()
+        return values[..., row : row + height, column : column + width].contiguous()
+
+
+class EncoderTask(_CropTask):
+    """Each buffer's planes to the latents that Wan's VAE makes of them; squared error of normalised latents."""
+
+    name = "encoder"
+
+    def load(self, draw: Draw) -> UInt8[Tensor, "T D 3 h w"]:
+        return self._crop(draw, Clip.planes)
 
     def losses(self, sample: UInt8[Tensor, "T D 3 h w"], draw: Draw) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         target, latents = self._both(sample)
@@ -140,7 +151,7 @@ class EncoderTask:
             errors.append((latents - target).square().mean((1, 2, 3, 4)).sqrt() / spread)  # [D]
             theirs, ours = (self.teacher.decode(torch.cat([lead, value], 2)) for value in (target, latents))
             psnrs.append(picture_scores(ours.flatten(0, 1), theirs.flatten(0, 1))["psnr"])
-            given = planes[-1].float() / 255  # [D, 3, H, W]
+            given = from_bytes(planes[-1])  # [D, 3, H, W]
             rows += [torch.stack([a, b[-1].cpu(), c[-1].cpu()]) for a, b, c in zip(given, theirs, ours)]
         if sheet is not None:
             write_rows(sheet, rows)
@@ -149,7 +160,7 @@ class EncoderTask:
         return {"latent error": sum(found) / len(found), "psnr": sum(psnrs) / len(psnrs), **means}
 
 
-class DecoderTask:
+class DecoderTask(_CropTask):
     """Wan's latents to the pictures that its VAE makes of them; absolute, edge, logarithmic and change errors.
 
     Learns from the pictures that come with clips, and from albedo where there are none.
@@ -157,17 +168,8 @@ class DecoderTask:
 
     name = "decoder"
 
-    def __init__(self, decoder: TinyDecoder, teacher: VAETeacher, clips: Sequence[Clip], crops: Crops) -> None:
-        self.network = decoder
-        self.teacher, self.crops = teacher, crops
-        self.clips = crops.usable(clips, held_out=False)
-        self.held_out = crops.usable(clips, held_out=True)[:HELD_OUT_CLIPS]
-
     def load(self, draw: Draw) -> UInt8[Tensor, "T 3 h w"]:
-        clip, start, row, column = self.crops.draw(self.clips, draw)
-        pictures = clip.pictures(start, start + self.crops.frames, self.crops.size)
-        height, width = self.crops.crop
-        return pictures[..., row : row + height, column : column + width].contiguous()
+        return self._crop(draw, Clip.pictures)
 
     def losses(self, sample: UInt8[Tensor, "T 3 h w"], draw: Draw) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         latents = self.teacher.encode(sample[None])
@@ -185,7 +187,7 @@ class DecoderTask:
             latents = self.teacher.encode(pictures[None])
             theirs, ours = self.teacher.decode(latents)[0], self.network(latents[:, :, 1:])[0].float()
             scores.append(picture_scores(ours, theirs))
-            rows.append(torch.stack([pictures[-1].float() / 255, theirs[-1].cpu(), ours[-1].cpu()]))
+            rows.append(torch.stack([from_bytes(pictures[-1]), theirs[-1].cpu(), ours[-1].cpu()]))
         if sheet is not None:
             write_rows(sheet, rows)
         return {name: sum(score[name] for score in scores) / len(scores) for name in scores[0]}

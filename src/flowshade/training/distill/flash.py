@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from flowshade.codec.tiny import TinyDecoder
+from flowshade.color import from_bytes
 from flowshade.errors import CheckpointError
 from flowshade.renderer.memory import History, HistoryMemory
 from flowshade.renderer.schedule import FlowMatching
@@ -236,7 +237,7 @@ class Judge:
     def _row(self, sample: Sample, truth: Tensor, pictures: Tensor) -> Tensor:
         """The last frame: teacher, student, buffers."""
         last = sample.start + sample.frames - 1
-        buffers = sample.clip.planes(last, last + 1, self.size)[0].float() / 255  # [D, 3, H, W]
+        buffers = from_bytes(sample.clip.planes(last, last + 1, self.size)[0])  # [D, 3, H, W]
         return torch.cat([truth[-1:].cpu(), pictures[-1:].clamp(0, 1).cpu(), buffers])
 
 

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from flowshade import budget
 from flowshade.checkpoints.catalogue import MODELS, Part
+from flowshade.checkpoints.doctor import hash_files
 from flowshade.checkpoints.files import open_tensors
 from flowshade.checkpoints.loading import find_part, load_part, missing_sentence
 from flowshade.checkpoints.store import save_state
@@ -28,7 +29,7 @@ from flowshade.files import write_json
 from flowshade.presets import codec_distillation, flash_distillation
 from flowshade.renderer.flash import FlashConfig, FlashRenderer
 from flowshade.renderer.teacher import NEGATIVE_PROMPT, STYLES, ForwardTeacher, TeacherConfig
-from flowshade.renderer.transformer import WorldTransformer
+from flowshade.renderer.transformer import TextContext, WorldTransformer
 from flowshade.training.distill import estimate, state
 from flowshade.training.distill.clips import Clip, find_clips
 from flowshade.training.distill.codec import Crops, DecoderTask, EncoderTask, VAETeacher
@@ -189,7 +190,7 @@ def distill_flash(job: DistillJob) -> Path:
         _make_texts(job, texts, samples, processes)
         _make_lessons(job, lessons, texts, samples, processes)
         encoder, decoder = _load_codec(codec, processes)
-        features = FeatureFolder(job.out / f"features-{_digest(codec['encoder'])[:12]}")
+        features = FeatureFolder(job.out / f"features-{hash_files(open_tensors(codec['encoder']))[:12]}")
         _make_features(job, features, encoder, samples, processes)
 
         student = StudentWindow(_begin_student(job, path), job.teacher_config.schedule).to(processes.device)
@@ -309,7 +310,7 @@ def _codec_settings(job: DistillJob, loops: dict[str, LoopConfig], clips: Sequen
         "seed": job.seed,
         "crops": dataclasses.asdict(job.crops),
         "clips": _hash(clip.name for clip in clips),
-        "vae": _digest(vae),
+        "vae": hash_files(open_tensors(vae)),
     } | _loop_settings(loops)
 
 
@@ -320,7 +321,7 @@ def _flash_settings(
         "kind": FLASH_DISTILL,
         "window": job.window,
         "samples": _hash(sample.key for sample in samples),
-        "codec": {role: _digest(path) for role, path in codec.items()},
+        "codec": {role: hash_files(open_tensors(path)) for role, path in codec.items()},
         "student": None if job.student is None else str(job.student),
     } | _loop_settings(loops)
 
@@ -339,7 +340,7 @@ def _teacher_settings(job: DistillJob, transformer: Path) -> dict[str, Any]:
     return {
         "seed": job.seed,
         "size": list(job.size),
-        "teacher": _digest(transformer),
+        "teacher": hash_files(open_tensors(transformer)),
         "teacher steps": config.steps,
         "guidance": config.cfg_scale,
         "teacher windows": [config.window, config.overlap],
@@ -349,15 +350,6 @@ def _teacher_settings(job: DistillJob, transformer: Path) -> dict[str, Any]:
 
 def _hash(names: Iterator[str] | Any) -> str:
     return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
-
-
-def _digest(path: Path) -> str:
-    """SHA-256 over the bytes of weights."""
-    digest = hashlib.sha256()
-    for part in open_tensors(path).files:
-        with part.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
 
 
 def _find(teacher: str, part: Part) -> Path | None:
@@ -476,9 +468,8 @@ def _make_lessons(
         assert isinstance(vae, WanVAE)
         teacher = ForwardTeacher(transformer, vae, job.teacher_config)
 
-        def embedded(text: str) -> Any:
-            tokens = texts.read(text).tokens.to(device, dtype)
-            return type(texts.read(text))(tokens=tokens)
+        def embedded(text: str) -> TextContext:
+            return TextContext(tokens=texts.read(text).tokens.to(device, dtype))
 
         negative = embedded(NEGATIVE_PROMPT) if job.teacher_config.cfg_scale != 1 else None
         with _counting("teacher", "samples", shown=processes.first) as progress:

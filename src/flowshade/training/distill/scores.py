@@ -10,6 +10,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from flowshade.color import from_bytes
 from flowshade.evaluation.drift import Sample, drift, picture_statistics
 from flowshade.evaluation.metrics import psnr, quantise
 from flowshade.evaluation.perceptual import lpips, trunks
@@ -72,7 +73,7 @@ def stream_drift(
     for first in range(0, frames - window + 1, window):
         planes = _gathered(clip, order[first : first + window], size)
         made = renderer.push({name: planes[:, index] for index, name in enumerate(BUFFERS)}, steps=steps).rgb
-        albedo = planes[:, BUFFERS.index("albedo")].float() / 255
+        albedo = from_bytes(planes[:, BUFFERS.index("albedo")])
         pairs = zip(picture_statistics(quantise(made).cpu()), picture_statistics(albedo))
         samples += [Sample(frame=first + index, output=a, reference=b) for index, (a, b) in enumerate(pairs)]
     return drift(samples, len(samples))

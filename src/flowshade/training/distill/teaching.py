@@ -187,7 +187,6 @@ def path_noise(seed: int, frames: int, window: int, overlap: int, like: Tensor) 
     return torch.cat(runs, 2)
 
 
-@torch.no_grad()
 def teach(
     teacher: ForwardTeacher,
     read: Callable[[int, int], dict[str, Tensor]],
@@ -196,9 +195,8 @@ def teach(
     negative: TextContext | None,
     *,
     seed: int,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Float[Tensor, "1 C L h w"]:
-    """The latents that the teacher makes of a run: what `ForwardTeacher.render` does, without the pictures.
+    """The latents of `ForwardTeacher.windows` one after another, of overlaps those of the earlier window.
 
     Args:
         teacher: how it is run is its configuration's.
@@ -207,21 +205,10 @@ def teach(
         positive: the prompt.
         negative: see `ForwardTeacher.denoise`.
         seed: the noise's.
-        progress: called after every step with steps done and in all.
     """
-    config = teacher.config
-    windows = plan_windows(frames, config.window, config.overlap)
-    shared = config.overlap // FRAMES_PER_LATENT
-    made: list[Tensor] = []
-    for index, (start, stop) in enumerate(windows):
-        buffers = teacher.encode(read(start, stop))
-        noise = window_noise(seed, index, teacher.transformer.config.latent_channels, buffers).to(buffers.device)
-        held = None if index == 0 else made[-1][:, :, made[-1].shape[2] - shared :]
-        latents = teacher.denoise(noise, buffers, positive, negative, held=held)
-        made.append(latents if index == 0 else latents[:, :, 1 + shared :])
-        if progress is not None:
-            progress(index + 1, len(windows))
-    return torch.cat(made, 2)
+    again = 1 + teacher.config.overlap // FRAMES_PER_LATENT
+    windows = teacher.windows(read, frames, positive, negative, seed=seed)
+    return torch.cat([latents[:, :, again if start else 0 :] for start, _, latents in windows], 2)
 
 
 def make_lesson(
