@@ -23,7 +23,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-PACKAGES = ("jaxtyping", "wadler_lindig", "mujoco-core", "OpenEXR", "tyro", "docstring_parser")
+PACKAGES = ("jaxtyping", "wadler_lindig", "mujoco-core", "OpenEXR", "tyro", "docstring_parser", "typeguard")
 """What torch's own surroundings lack; `--packages` adds to them."""
 WARP = "warp-lang"
 LEFT_OUT = ("warp/bin/warp-clang.so", "warp/examples", "warp/tests")
