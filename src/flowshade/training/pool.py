@@ -405,6 +405,8 @@ def _produce(worker: int, producers: Producers, clips, permits) -> None:
             permits.acquire()
             clip = trace_clip(kind, seed, pool.bank, pool.spec, pool.profile, device)
             clips.put(clip.tensors())
+            if device.startswith("cuda"):
+                torch.cuda.empty_cache()  # a worker that waits leaves its memory to the trainer
     except Exception:
         clips.put(f"worker {worker}, world {kind} {seed}:\n{traceback.format_exc()}")
         raise
