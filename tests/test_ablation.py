@@ -1,4 +1,4 @@
-"""`benchmarks/ablation.py` at a tiny size: what is hidden stays hidden, rows are what they say, a stopped run goes on."""
+"""`benchmarks/ablation.py` at a tiny size: hidden buffers stay hidden, rows are what they say, stopped runs go on."""
 
 from __future__ import annotations
 
