@@ -32,7 +32,7 @@ from flowshade.inversion import InvertedClip, InvertedWindow
 from flowshade.renderer.batch import push_together
 from flowshade.renderer.fast import speed_up
 from flowshade.renderer.flash import FlashRenderer
-from flowshade.renderer.prompt import PromptEncoder
+from flowshade.renderer.prompt import CaptionBank, PromptEncoder
 from flowshade.renderer.renderer import Renderer
 from flowshade.renderer.stream import Stream
 from flowshade.renderer.styles import Style, compose, find_style, load_styles
@@ -103,7 +103,7 @@ class StyledRenderer:
         fingerprint: str,
         steps: int | None = None,
         styles: Mapping[str, Style] | None = None,
-        encoder: PromptEncoder | UpstreamPrompts | None = None,
+        encoder: PromptEncoder | CaptionBank | UpstreamPrompts | None = None,
     ) -> None:
         self.model = model
         self.name = name
@@ -347,6 +347,7 @@ def load_renderer(
     dtype: torch.dtype | None = None,
     steps: int | None = None,
     styles: str | Path | None = None,
+    encoder: PromptEncoder | CaptionBank | None = None,
     fast: bool = False,
     compile: bool = False,
     fp8: bool = False,
@@ -361,6 +362,8 @@ def load_renderer(
         dtype: what matrix products run in; None takes bfloat16 on a GPU and float32 on a CPU.
         steps: denoising steps a window; fewer are faster. None takes the model's own.
         styles: a further styles file.
+        encoder: of the compact model: embeds captions, on `device`; None loads one. A `CaptionBank` knows its own
+            captions alone, and needs no weights of an encoder.
         fast: run the fast path (`renderer.fast.speed_up`): fused layers everywhere, on a GPU also CUDA graphs and
             attention chosen by timing. The first windows of a shape take longer.
         compile: the fast path with kernels that PyTorch compiles, some seconds for every new shape.
@@ -372,6 +375,8 @@ def load_renderer(
         FlowshadeError: another dtype, an unknown device, an impossible number of steps, or fp8 without such a GPU.
     """
     if name == FLASH:
+        if encoder is not None:
+            raise FlowshadeError(f"{FLASH} embeds captions by umt5 and got another encoder; leave encoder out.")
         given = None if checkpoint is None else Path(checkpoint)
         loaded = load_flash(given, device=device, dtype=dtype, text_device=text_device)
         _speed_up(loaded.renderer, fast, compile, fp8)
@@ -407,6 +412,7 @@ def load_renderer(
         fingerprint=read_metadata(path)["fingerprint"],
         steps=steps,
         styles=load_styles(styles),
+        encoder=encoder,
     )
 
 

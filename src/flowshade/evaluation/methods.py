@@ -78,12 +78,14 @@ def render_stream(
     *,
     window: int,
     seed: int,
+    sun: Tensor | None = None,
     watch: Stopwatch | None = None,
 ) -> Tensor:
     """A clip streamed as at run time, [T, 3, H, W] on the CPU.
 
     Args:
         captions: by the frame from which each holds; 0 and starts of windows.
+        sun: [3], unit vector towards the sun in the stream frame; None = unknown.
         watch: is told how long windows take.
     """
     watch = watch or Stopwatch()
@@ -91,7 +93,7 @@ def render_stream(
     pictures = []
     for start in range(0, clip.frames, window):
         if start in captions:
-            renderer.set_prompt(captions[start])
+            renderer.set_prompt(captions[start], sun=sun)
         part = watch.push(renderer, clip[start : start + window], count=start > 0)
         pictures.append(part.cpu())
     return torch.cat(pictures)

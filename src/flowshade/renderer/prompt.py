@@ -159,6 +159,24 @@ class CaptionBank:
         ends = torch.tensor([0, *(row.shape[0] for row in rows)]).cumsum(0)
         return cls(texts=tuple(texts), tokens=torch.cat(rows).half(), offsets=ends)
 
+    def encode(self, texts: Sequence[str]) -> TextContext:
+        """What `PromptEncoder.encode` does, for captions that the bank holds.
+
+        Raises:
+            PromptError: one that it does not hold.
+        """
+        for text in texts:
+            self.check(text)
+        return self.context([self.texts.index(text) for text in texts])
+
+    def check(self, text: str) -> None:
+        """Raises PromptError for a caption that the bank does not hold."""
+        if text not in self.texts:
+            raise PromptError(
+                f"the caption bank holds {len(self)} captions and not {text!r}; expected one of its own. Build it "
+                "again with that one, or use the prompt encoder."
+            )
+
     def to(self, device: torch.device | str) -> CaptionBank:
         return CaptionBank(texts=self.texts, tokens=self.tokens.to(device), offsets=self.offsets.to(device))
 
