@@ -18,6 +18,10 @@ HALF = 56.0
 """Half the side of the height field, metres."""
 CELLS = 112
 """Cells along a side."""
+PLAIN = 420.0
+"""Half the side of the level ground about it, metres."""
+GRASS_TILE = 6.2
+"""Metres that a tile of grass covers."""
 
 Spot = tuple[float, float]
 
@@ -142,6 +146,7 @@ def build_hills(scene: Scene) -> tuple[str, ...]:
     _patches(scene, terrain, dry)
     _mountains(scene, grass)
     _rails(scene, terrain, trail, walk)
+    props.far_woods(scene, palette, (66.0, 66.0), 2.7, 60)
     return _captions(season, trees, rocks, sites, vehicle)
 
 
@@ -171,13 +176,32 @@ def _ways(scene: Scene, terrain: Terrain) -> tuple[Route, Route]:
 def _ground(scene: Scene, terrain: Terrain, grass: Colour, dry: Colour, trail: Route) -> None:
     rng = scene.rng
     picture = scene.texture(textures.grass(rng, grass, dry))
-    scene.terrain(terrain.heights, HALF, scene.material(texture=picture, roughness=0.95, repeat=(18, 18)))
-    scene.ground(420, -0.03, scene.material(texture=picture, roughness=0.95, repeat=(36, 36)))
+    scene.terrain(terrain.heights, HALF, scene.material(texture=picture, roughness=0.95, repeat=(2 * HALF / GRASS_TILE,) * 2))
+    grown = scene.material(texture=picture, roughness=0.95)
+    scene.shape(scene.place("plain"), _plain(terrain), grown, group=DETAIL_GROUP)
     soil = scene.pick(((0.48, 0.38, 0.27), (0.58, 0.52, 0.44), (0.42, 0.33, 0.26), (0.62, 0.50, 0.36)))
     gravel = scene.material(texture=textures.speckle(rng, scene.vary(soil), contrast=0.3), roughness=0.95)
     line = np.concatenate([trail.points, trail.points[:2]])
     z = terrain.at(line[:, 0], line[:, 1])[:, None] + 0.08
     scene.detail(meshes.ribbon(line[:, :2], 1.35, -1.35, np.broadcast_to(z, (len(line), 2)), 2.0), gravel)
+
+
+def _plain(terrain: Terrain) -> meshes.Mesh:
+    """Level ground about the height field, sewn to its rim; nothing lies under the field, which may sink below it."""
+    count = 4 * CELLS
+    step = np.arange(count) % CELLS
+    side = np.arange(count) // CELLS  # south, east, north, west: counter-clockwise
+    column = np.select([side == 0, side == 1, side == 2], [step, CELLS, CELLS - step], 0)
+    row = np.select([side == 0, side == 1, side == 2], [0, step, CELLS], CELLS - step)
+    rim = 2 * np.stack([column, row], -1) / CELLS - 1  # [N, 2] on the unit square
+    rings = [np.column_stack([rim * HALF, terrain.heights[row, column]])]
+    rings += [np.column_stack([rim * reach, np.zeros(count)]) for reach in (HALF + 9.0, PLAIN)]
+    vertices = np.concatenate(rings)
+    here, after = np.arange(count), np.roll(np.arange(count), -1)
+    strips = [(k * count + here, k * count + after, (k + 1) * count + here, (k + 1) * count + after) for k in (0, 1)]
+    faces = np.concatenate([np.concatenate([np.stack([a, c, b], -1), np.stack([b, c, d], -1)])
+                            for a, b, c, d in strips]).astype(np.int32)  # fmt: skip
+    return meshes.Mesh(vertices, meshes.vertex_normals(vertices, faces), vertices[:, :2] / GRASS_TILE, faces)
 
 
 def _patches(scene: Scene, terrain: Terrain, dry: Colour) -> None:
@@ -326,10 +350,11 @@ def _rolling(scene: Scene, terrain: Terrain, hollows: list[Spot]) -> None:
     for spot in hollows:
         low = float(terrain.at(*spot))
         for _ in range(int(rng.integers(1, 3))):
-            x, y = (s + rng.uniform(-2.0, 2.0) for s in spot)
-            props.ball(scene, (x, y, low + 0.6), float(rng.uniform(0.25, 0.6)), 5.0)
+            x, y = (float(s + rng.uniform(-2.0, 2.0)) for s in spot)
+            props.ball(scene, (x, y, float(terrain.at(x, y)) + 0.03), float(rng.uniform(0.25, 0.6)), 5.0)
         if rng.random() < 0.7:
-            props.barrel(scene, (spot[0] + 2.4, spot[1], low + 0.6), True, float(rng.uniform(0, 6)))
+            x, y = spot[0] + 2.4, spot[1]
+            props.barrel(scene, (x, y, float(terrain.at(x, y)) + 0.1), True, float(rng.uniform(0, 6)))
         scene.keep_out.append(KeepOut(spot, 5.0, low + 4.0))
 
 

@@ -148,6 +148,39 @@ def bush(scene: Scene, palette: Palette, position: Sequence[float]) -> None:
     scene.shape(place, mesh, scene.pick(palette.canopy), (0, 0, 0.3))
 
 
+def far_woods(scene: Scene, palette: Palette, near: tuple[float, float], far: float, clumps: int) -> None:
+    """Groups of trees far off on level ground, in three meshes, so that plains have something on them.
+
+    Args:
+        near: half axes of the ellipse about the origin that they keep out of, metres.
+        far: how much larger the ellipse is that they stay within.
+        clumps: how many groups, of three to eight trees.
+    """
+    rng = scene.rng
+    tiers = [meshes.cone(2.1 - 0.55 * k, 3.0, segments=7).moved((0, 0, 0.8 + 1.7 * k)) for k in range(3)]
+    fir_shape = meshes.join(tiers)
+    crown_shapes = [meshes.blob(rng, (2.2, 2.2, 1.9), 0.16, 3.0, 1, 5.0) for _ in range(4)]
+    firs, crowns, trunks = [], [], []
+    for _ in range(clumps):
+        angle, reach = rng.uniform(0, 2 * np.pi), np.sqrt(rng.uniform(1.0, far**2))
+        middle = reach * np.array([near[0] * np.cos(angle), near[1] * np.sin(angle)])
+        conifers = rng.random() < 0.4
+        for _ in range(int(rng.integers(3, 9))):
+            x, y = middle + rng.normal(0, 5.0, 2)
+            tall = rng.uniform(0.8, 1.5)
+            if np.hypot(x / near[0], y / near[1]) < 1.0:
+                continue
+            if conifers:
+                firs.append(fir_shape.scaled(tall).moved((x, y, 0.0), rng.uniform(0, 6)))
+                continue
+            crowns.append(scene.pick(crown_shapes).scaled(tall).moved((x, y, 3.6 * tall), rng.uniform(0, 6)))
+            trunks.append(meshes.tube((x, y, -0.1), (x, y, 2.4 * tall), 0.16 * tall, 5))
+    place = scene.place("woods")
+    for parts, material in ((firs, palette.needles), (crowns, scene.pick(palette.foliage)), (trunks, palette.bark)):
+        if parts:
+            scene.shape(place, meshes.join(parts), material, group=DETAIL_GROUP)
+
+
 # Street furniture ----------------------------------------------------------------------------------------------
 
 
@@ -244,7 +277,7 @@ def crate(scene: Scene, palette: Palette, position: Sequence[float], size: float
 
 
 def crate_pile(scene: Scene, palette: Palette, position: Sequence[float], yaw: float) -> None:
-    """Two side by side, one or two dropped on them so far out that they topple and slide off along the wall."""
+    """Two side by side, one or two on them so far out that they topple and slide off along the wall."""
     rng = scene.rng
     x, y, z = position
     along = np.array([np.cos(yaw), np.sin(yaw)])
@@ -255,17 +288,18 @@ def crate_pile(scene: Scene, palette: Palette, position: Sequence[float], yaw: f
 
     for k in (-0.5, 0.5):
         put(k * 1.15 * size, size / 2 + 0.01, size, rng.uniform(-0.1, 0.1))
-    side = rng.choice([-1, 1])
-    for k in range(int(rng.integers(1, 3))):
+    side, height = rng.choice([-1, 1]), size + 0.01
+    for _ in range(int(rng.integers(1, 3))):
         edge = size * rng.uniform(0.6, 0.9)
-        put(side * size * rng.uniform(0.2, 0.95), size * (1.8 + 1.2 * k), edge, rng.uniform(0, 1.5))
+        put(side * size * rng.uniform(1.1, 1.3), height + edge / 2 + 0.01, edge, rng.uniform(0, 1.5))
+        height += edge + 0.01
     scene.keep_out.append(KeepOut((x, y), 1.6, z + 3.0))
 
 
 def ball(scene: Scene, position: Sequence[float], radius: float, reach: float) -> None:
     """A ball that is kicked every few seconds and stays within about `reach` metres."""
     rng = scene.rng
-    place = scene.place("ball", (position[0], position[1], position[2] + radius + 0.3), free=True)
+    place = scene.place("ball", (position[0], position[1], position[2] + radius + 0.01), free=True)
     first, second = scene.pick(TOY), scene.pick(TOY)
     metal = rng.random() < 0.2
     picture = textures.checker(first, second, cells=4) if rng.random() < 0.5 else textures.stripes(first, second)
@@ -282,7 +316,8 @@ def ball(scene: Scene, position: Sequence[float], radius: float, reach: float) -
 def barrel(scene: Scene, position: Sequence[float], lying: bool, yaw: float) -> None:
     """A steel or wooden drum that physics moves."""
     rng = scene.rng
-    place = scene.place("barrel", (position[0], position[1], position[2] + 0.5), yaw, free=True)
+    rise = 0.31 if lying else 0.45
+    place = scene.place("barrel", (position[0], position[1], position[2] + rise), yaw, free=True)
     metal = rng.random() < 0.6
     paint = scene.vary(scene.pick(PAINT) if metal else (0.45, 0.30, 0.18))
     body = scene.material(paint, roughness=0.4 if metal else 0.75, metallic=0.7 if metal else 0.0)

@@ -15,6 +15,8 @@ from flowshade.world.textures import Colour
 
 HALF_LENGTH = 44.0
 """Metres from the middle of the street to where its turning circles begin."""
+CIRCLE = 11.0
+"""Radius of the turning circles, metres."""
 KERB = 0.13
 """Height of the pavement, metres."""
 
@@ -89,7 +91,8 @@ def build_street(scene: Scene) -> tuple[str, ...]:
     leaf_name, leaf = scene.pick(LEAVES)
     palette = props.make_palette(scene, leaf)
     _ground(scene, layout)
-    kinds, parks = _rows(scene, layout, palette)
+    facades = buildings.make_facades(scene)
+    kinds, parks, ends = _rows(scene, layout, palette, facades)
     _islands(scene, layout, palette)
     shapes = [props.make_car_shape(scene) for _ in range(3)]
     cars = _parked(scene, layout, palette, shapes)
@@ -99,6 +102,8 @@ def build_street(scene: Scene) -> tuple[str, ...]:
     people = _people(scene, layout, side)
     _loose(scene, layout, palette, -side, parks)
     _rails(scene, layout, moving)
+    _corners(scene, layout, facades, ends)
+    props.far_woods(scene, palette, (84.0, 44.0), 2.4, 40)
     return _captions(layout, kinds, cars + moving, trees, leaf_name, people)
 
 
@@ -106,8 +111,8 @@ def _ground(scene: Scene, layout: Layout) -> None:
     rng = scene.rng
     green = scene.vary((0.30, 0.40, 0.17), 0.03)
     lawn = scene.material(texture=textures.grass(rng, green, scene.vary((0.48, 0.45, 0.24))), roughness=0.95,
-                          repeat=(60, 60))  # fmt: skip
-    scene.ground(180, 0.0, lawn)
+                          repeat=(140, 140))  # fmt: skip
+    scene.ground(420, 0.0, lawn)
     tone = rng.uniform(0.2, 0.38)
     tar = textures.speckle(rng, (tone, tone, tone * 1.03))
     asphalt = scene.material(texture=tar, roughness=float(rng.uniform(0.7, 0.95)))
@@ -122,7 +127,7 @@ def _ground(scene: Scene, layout: Layout) -> None:
     axis = layout.point(along, 0.0)
     place = scene.place("road")
     road = [meshes.ribbon(axis, layout.road, -layout.road, 0.012, 3.0)]
-    road += [meshes.disc(11.0, 3.0).moved((*layout.point(s * (HALF_LENGTH + 9), 0), 0.01)) for s in (-1, 1)]
+    road += [meshes.disc(CIRCLE, 3.0, 48).moved((*layout.point(s * (HALF_LENGTH + 9), 0), 0.01)) for s in (-1, 1)]
     scene.shape(place, meshes.join(road), asphalt)
     sides = [(layout.edge + 1.5, layout.road + 0.18), (-layout.road - 0.18, -layout.edge - 1.5)]
     inner = along[4:-4]
@@ -156,14 +161,21 @@ def _stripes(layout: Layout, along: Floats, length: float, lateral: Floats, widt
     return meshes.quads(np.concatenate([flat, np.full((*flat.shape[:2], 1), 0.022)], -1))
 
 
-def _rows(scene: Scene, layout: Layout, palette: props.Palette) -> tuple[set[str], list[Floats]]:
-    """Buildings along both sides and across both ends, small parks in some gaps; gives wall kinds and free lawns."""
+def _rows(
+    scene: Scene, layout: Layout, palette: props.Palette, facades: buildings.Facades
+) -> tuple[set[str], list[Floats], dict[tuple[int, int], float]]:
+    """Buildings along both sides and across both ends, small parks in some gaps.
+
+    Returns:
+        Wall kinds, free lawns, and how far each side's row reaches towards each end, by (side, end).
+    """
     rng = scene.rng
-    facades = buildings.make_facades(scene)
     kinds: set[str] = set()
     parks: list[Floats] = []
+    ends: dict[tuple[int, int], float] = {}
     for side in (-1, 1):
         along = -HALF_LENGTH - 4 + rng.uniform(0, 4)
+        ends[side, -1] = -along
         while along < HALF_LENGTH:
             width = float(rng.uniform(10, 17))
             if rng.random() < 0.12 + 0.22 * layout.green:
@@ -174,6 +186,7 @@ def _rows(scene: Scene, layout: Layout, palette: props.Palette) -> tuple[set[str
                 kinds.add(plan.kind)
                 setback = float(rng.choice([0.0, rng.uniform(0.3, 1.2)]))
                 _face(scene, layout, facades, plan, along + width / 2, side, setback)
+            ends[side, 1] = along + width
             along += width + float(rng.choice([0.0, 0.0, rng.uniform(1.5, 5)]))
     for end in (-1, 1):
         for lateral in (-9.0, 9.0):
@@ -181,7 +194,20 @@ def _rows(scene: Scene, layout: Layout, palette: props.Palette) -> tuple[set[str
             x, y = layout.point(end * (HALF_LENGTH + 23), lateral)
             buildings.building(scene, facades, plan, (x, y, 0.0), -end * np.pi / 2)
     _skyline(scene)
-    return kinds, parks
+    return kinds, parks, ends
+
+
+def _corners(
+    scene: Scene, layout: Layout, facades: buildings.Facades, ends: dict[tuple[int, int], float]
+) -> None:  # fmt: skip
+    """A building beside each turning circle, between the end of a row and the block across the street."""
+    for (side, end), reached in ends.items():
+        room = HALF_LENGTH + 21.0 - reached
+        if room < 8.0:
+            continue
+        plan = buildings.draw_plan(scene, min(room - 1.0, 15.0), layout.tallest)
+        along = end * (reached + 0.6 + plan.width / 2)
+        _face(scene, layout, facades, plan, along, side, max(0.0, CIRCLE + 2.5 - layout.edge))
 
 
 def _face(scene: Scene, layout: Layout, facades: buildings.Facades, plan: buildings.Plan, along: float, side: int,

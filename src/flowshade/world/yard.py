@@ -62,13 +62,14 @@ def build_yard(scene: Scene) -> tuple[str, ...]:
     centre = _middle(scene, plot, palette, works)
     lifts, people = _traffic(scene, plot, palette, works)
     _rails(scene, plot)
+    props.far_woods(scene, palette, (plot.half[0] + 24, plot.half[1] + 24), 2.6, 34)
     return _captions(hall, stored, centre, lifts, people)
 
 
 def _ground(scene: Scene, plot: Plot) -> None:
     rng = scene.rng
     lawn = textures.grass(rng, scene.vary((0.32, 0.38, 0.18), 0.03), scene.vary((0.5, 0.46, 0.3)))
-    scene.ground(160, 0.0, scene.material(texture=lawn, roughness=0.95, repeat=(55, 55)))
+    scene.ground(420, 0.0, scene.material(texture=lawn, roughness=0.95, repeat=(140, 140)))
     tone = scene.pick(((0.52, 0.51, 0.49), (0.36, 0.36, 0.37), (0.58, 0.53, 0.45)))
     picture = scene.pick(
         (textures.slabs(rng, scene.vary(tone), rows=2, columns=2), textures.speckle(rng, scene.vary(tone)))
@@ -110,7 +111,7 @@ def _surroundings(scene: Scene, plot: Plot, palette: props.Palette, works: machi
             at += width + rng.uniform(0.5, 7)
     for side in (-1, 1):
         for _ in range(5):
-            spot = (side * (x + rng.uniform(4, 12)), rng.uniform(-1, 1) * y, 0.0)
+            spot = (side * (x + rng.uniform(8, 15)), rng.uniform(-1, 1) * y, 0.0)
             grow = scene.pick((props.tree, props.tree, props.fir))
             grow(scene, palette, spot)
         if rng.random() < 0.6:
@@ -185,7 +186,7 @@ def _middle(scene: Scene, plot: Plot, palette: props.Palette, works: machines.Wo
                 if rng.random() < 0.62:
                     machines.containers(scene, works, (px, py, 0.01), 0.0, 2)
     elif kind == "tanks":
-        for px in np.arange(-x + 2.5, x - 1, 5.2):
+        for px in np.arange(-x + 2.5, x - 2.4, 5.2):
             for py in (-0.5 * y, 0.5 * y):
                 make = scene.pick((machines.tank, machines.tank, machines.silo))
                 make(scene, works, palette, (px, py, 0.01), scene.pick((-1, 1)) * np.pi / 2)
