@@ -77,7 +77,8 @@ class Rail:
     height: tuple[float, float]
     """Metres above the route."""
     gaze: tuple[str, ...] = ("heading", "fixed", "swing")
-    """How it may look: along its way, in one direction, or in one direction with wide slow pans."""
+    """How it may look: along its way (heading), at the middle of the route (inward), in one direction (fixed), or in
+    one direction with wide slow pans (swing)."""
     axis: float = 0.0
     """Yaw of the most interesting direction, radians, for the gazes that do not follow the way."""
     spread: float = np.pi
@@ -152,11 +153,12 @@ def _gaze(rail: Rail, rng: np.random.Generator, position: Floats, period: float)
     cycles = max(1, round(period / rng.uniform(16, 28)))
     pan = np.sin(2 * np.pi * (cycles * np.arange(count) / count + rng.random()))
     mode = rail.gaze[rng.integers(len(rail.gaze))]
-    if mode != "heading":
+    if mode in ("fixed", "swing"):
         opposite = rng.choice([0, np.pi]) * (not rail.one_sided)
         side = opposite + rng.uniform(-1, 1) * rail.spread
         return np.full(count, rail.axis + side) + pan * np.radians(rng.uniform(4, 12) if mode == "fixed" else 40), 0.0
-    way = np.roll(position, -1, 0) - np.roll(position, 1, 0)
+    ahead = np.roll(position, -1, 0) - np.roll(position, 1, 0)
+    way = ahead if mode == "heading" else position.mean(0) - position
     yaw = np.unwrap(np.arctan2(way[:, 1], way[:, 0]))
     closing = (yaw[0] - yaw[-1] + np.pi) % (2 * np.pi) - np.pi
     turn = float(2 * np.pi * np.round((yaw[-1] + closing - yaw[0]) / (2 * np.pi)))

@@ -316,8 +316,8 @@ def _lighthouse(scene: Scene, palette: props.Palette) -> str:
 def _far_shore(scene: Scene, palette: props.Palette) -> str:
     """Low wooded hills across the water, round to where the quay ends on both sides."""
     rng = scene.rng
-    for angle in np.linspace(-0.02, -0.98, 15) * np.pi:
-        size = np.array([rng.uniform(18, 30), rng.uniform(12, 18), rng.uniform(5, 12)])
+    for angle in np.linspace(-0.02, -0.98, 22) * np.pi:
+        size = np.array([rng.uniform(24, 40), rng.uniform(12, 18), rng.uniform(4, 11)])
         reach = rng.uniform(1.0, 1.15)
         at = (175 * reach * np.cos(angle), 115 * reach * np.sin(angle), WATER)
         place = scene.place("shore", at, angle + np.pi / 2)

@@ -22,6 +22,8 @@ PLAIN = 420.0
 """Half the side of the level ground about it, metres."""
 GRASS_TILE = 6.2
 """Metres that a tile of grass covers."""
+MEADOW_TILE = 47.0
+"""The same on the level ground, which is seen from afar: small tiles would show as a pattern there."""
 
 Spot = tuple[float, float]
 
@@ -142,11 +144,14 @@ def build_hills(scene: Scene) -> tuple[str, ...]:
     rocks = _rocks(scene, terrain)
     _farm(scene, terrain, palette)
     _undergrowth(scene, terrain, palette, trail, walk, dry)
-    _ground(scene, terrain, scene.vary(grass, 0.03), scene.vary(dry, 0.03), trail)
+    grass_here, dry_here = scene.vary(grass, 0.03), scene.vary(dry, 0.03)
+    _ground(scene, terrain, grass_here, dry_here, trail)
     _patches(scene, terrain, dry)
     _mountains(scene, grass)
     _rails(scene, terrain, trail, walk)
-    props.far_woods(scene, palette, (66.0, 66.0), 2.7, 60)
+    meadow = scene.material(texture=textures.grass(rng, grass_here, dry_here), roughness=0.95)
+    scene.shape(scene.place("plain"), _plain(terrain), meadow, group=DETAIL_GROUP)
+    props.far_woods(scene, palette, (66.0, 66.0), 2.7, 40)
     return _captions(season, trees, rocks, sites, vehicle)
 
 
@@ -176,9 +181,9 @@ def _ways(scene: Scene, terrain: Terrain) -> tuple[Route, Route]:
 def _ground(scene: Scene, terrain: Terrain, grass: Colour, dry: Colour, trail: Route) -> None:
     rng = scene.rng
     picture = scene.texture(textures.grass(rng, grass, dry))
-    scene.terrain(terrain.heights, HALF, scene.material(texture=picture, roughness=0.95, repeat=(2 * HALF / GRASS_TILE,) * 2))
-    grown = scene.material(texture=picture, roughness=0.95)
-    scene.shape(scene.place("plain"), _plain(terrain), grown, group=DETAIL_GROUP)
+    scene.terrain(
+        terrain.heights, HALF, scene.material(texture=picture, roughness=0.95, repeat=(2 * HALF / GRASS_TILE,) * 2)
+    )
     soil = scene.pick(((0.48, 0.38, 0.27), (0.58, 0.52, 0.44), (0.42, 0.33, 0.26), (0.62, 0.50, 0.36)))
     gravel = scene.material(texture=textures.speckle(rng, scene.vary(soil), contrast=0.3), roughness=0.95)
     line = np.concatenate([trail.points, trail.points[:2]])
@@ -201,7 +206,7 @@ def _plain(terrain: Terrain) -> meshes.Mesh:
     strips = [(k * count + here, k * count + after, (k + 1) * count + here, (k + 1) * count + after) for k in (0, 1)]
     faces = np.concatenate([np.concatenate([np.stack([a, c, b], -1), np.stack([b, c, d], -1)])
                             for a, b, c, d in strips]).astype(np.int32)  # fmt: skip
-    return meshes.Mesh(vertices, meshes.vertex_normals(vertices, faces), vertices[:, :2] / GRASS_TILE, faces)
+    return meshes.Mesh(vertices, meshes.vertex_normals(vertices, faces), vertices[:, :2] / MEADOW_TILE, faces)
 
 
 def _patches(scene: Scene, terrain: Terrain, dry: Colour) -> None:
@@ -251,9 +256,12 @@ def _mountains(scene: Scene, grass: Colour) -> None:
         foot = np.column_stack([ring * radius, np.full(97, -2.0)])
         top = np.column_stack([ring * radius * 1.22, rise])
         corners = np.stack([foot[1:], foot[:-1], top[:-1], top[1:]], 1)
+        along, up = radius * angle / 110.0, np.linalg.norm(top - foot, axis=1) / 110.0  # in tiles, running on
+        low, high = np.column_stack([along, 0 * up]), np.column_stack([along, up])
+        uv = np.stack([low[1:], low[:-1], high[:-1], high[1:]], 1)
         picture = textures.mottled(rng, scene.vary(colour, 0.03), contrast=0.45, cells=6)
         material = scene.material(texture=picture, roughness=0.95)
-        scene.shape(place, meshes.quads(corners, tile=30.0), material, group=1)
+        scene.shape(place, meshes.quads(corners, uv), material, group=1)
 
 
 @dataclass(frozen=True)
@@ -523,8 +531,9 @@ def _rails(scene: Scene, terrain: Terrain, trail: Route, walk: Route) -> None:
         line = trail.points[::4, :2] * factor
         ground = terrain.at(line[:, 0], line[:, 1])
         route = Route.through(np.column_stack([line, ground]), rounding=20.0)
-        scene.rails.append(Rail(route, (2.5, 5.0), (5.0, 11.0), clearance=0.6, weight=1.0))
-        scene.rails.append(Rail(route, (2.0, 4.0), (13.0, 17.0), clearance=0.6, weight=0.3))
+        gaze = ("heading", "fixed", "swing") if factor < 1 else ("heading", "inward")
+        scene.rails.append(Rail(route, (2.5, 5.0), (5.0, 11.0), gaze, clearance=0.6, weight=1.0))
+        scene.rails.append(Rail(route, (2.0, 4.0), (13.0, 17.0), gaze, clearance=0.6, weight=0.3))
 
 
 def _captions(season: str, trees: int, rocks: int, sites: Sites, vehicle: str) -> tuple[str, ...]:

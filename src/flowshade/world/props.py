@@ -157,7 +157,7 @@ def far_woods(scene: Scene, palette: Palette, near: tuple[float, float], far: fl
         clumps: how many groups, of three to eight trees.
     """
     rng = scene.rng
-    tiers = [meshes.cone(2.1 - 0.55 * k, 3.0, segments=7).moved((0, 0, 0.8 + 1.7 * k)) for k in range(3)]
+    tiers = [meshes.cone(2.1 - 0.55 * k, 3.0, segments=6).moved((0, 0, 0.8 + 1.7 * k)) for k in range(3)]
     fir_shape = meshes.join(tiers)
     crown_shapes = [meshes.blob(rng, (2.2, 2.2, 1.9), 0.16, 3.0, 1, 5.0) for _ in range(4)]
     firs, crowns, trunks = [], [], []
@@ -174,7 +174,7 @@ def far_woods(scene: Scene, palette: Palette, near: tuple[float, float], far: fl
                 firs.append(fir_shape.scaled(tall).moved((x, y, 0.0), rng.uniform(0, 6)))
                 continue
             crowns.append(scene.pick(crown_shapes).scaled(tall).moved((x, y, 3.6 * tall), rng.uniform(0, 6)))
-            trunks.append(meshes.tube((x, y, -0.1), (x, y, 2.4 * tall), 0.16 * tall, 5))
+            trunks.append(meshes.tube((x, y, -0.1), (x, y, 2.4 * tall), 0.16 * tall, 4))
     place = scene.place("woods")
     for parts, material in ((firs, palette.needles), (crowns, scene.pick(palette.foliage)), (trunks, palette.bark)):
         if parts:
