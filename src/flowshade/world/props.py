@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flowshade.world import meshes, textures
 from flowshade.world.camera import DETAIL_GROUP, KeepOut
@@ -47,7 +48,9 @@ class Palette:
     tail_light: str
     lamp: str
     crowns: tuple[str, ...]
-    """Tree crown meshes, about one metre in radius times the size they were made for."""
+    """Tree crown meshes."""
+    crown_reach: tuple[float, ...]
+    """How far each reaches from its trunk, metres."""
     foliage: tuple[str, ...]
     """For flat and small things, which bring texture coordinates."""
     canopy: tuple[str, ...]
@@ -63,7 +66,7 @@ def make_palette(scene: Scene, leaf: Colour, variety: int = 3) -> Palette:
     lamp = scene.pick(LAMP_LIGHT)
     boards = textures.planks(rng, scene.vary((0.58, 0.42, 0.27)))
     bark = textures.mottled(rng, scene.vary((0.36, 0.27, 0.19)), contrast=0.5, cells=8)
-    crowns = tuple(scene.mesh(_crown(rng)) for _ in range(variety))
+    shapes = [_crown(rng) for _ in range(variety)]
     pictures = [textures.leaves(rng, scene.vary(leaf, 0.05)) for _ in range(2)]
     foliage = tuple(scene.material(texture=picture, roughness=0.85) for picture in pictures)
     canopy = tuple(scene.material(texture=picture, roughness=0.85, cube=True) for picture in pictures)
@@ -80,7 +83,8 @@ def make_palette(scene: Scene, leaf: Colour, variety: int = 3) -> Palette:
         head_light=scene.material((1.0, 0.95, 0.84), roughness=0.2, emission=2.0),
         tail_light=scene.material((0.85, 0.06, 0.05), roughness=0.25, emission=1.0),
         lamp=scene.material(lamp, roughness=0.4, emission=4.0),
-        crowns=crowns,
+        crowns=tuple(scene.mesh(shape) for shape in shapes),
+        crown_reach=tuple(float(np.linalg.norm(shape.vertices[:, :2], axis=1).max()) for shape in shapes),
         foliage=foliage,
         canopy=canopy,
         firs=tuple(scene.mesh(_fir(rng)) for _ in range(2)),
@@ -116,8 +120,14 @@ def _fir(rng: np.random.Generator) -> Mesh:
     return meshes.join(parts)
 
 
-def tree(scene: Scene, palette: Palette, position: Sequence[float], tall: float = 1.0, headroom: float = 0.0) -> None:
-    """A broad-leaved tree: a trunk and a crown, sometimes of plain ellipsoids; `headroom` metres stay free under it."""
+def tree(scene: Scene, palette: Palette, position: Sequence[float], tall: float = 1.0, headroom: float = 0.0,
+         reach: float = np.inf) -> None:  # fmt: skip
+    """A broad-leaved tree: a trunk and a crown, sometimes of plain ellipsoids.
+
+    Args:
+        headroom: metres that stay free under the crown.
+        reach: metres to the nearest wall; a crown that is wider gives way to the narrowest.
+    """
     rng = scene.rng
     trunk = max(rng.uniform(1.9, 3.0) * tall, headroom + 1.0)
     place = scene.place("tree", position, rng.uniform(0, 2 * np.pi))
@@ -125,7 +135,10 @@ def tree(scene: Scene, palette: Palette, position: Sequence[float], tall: float 
     scene.rod(place, "cylinder", radius, (0, 0, -0.3), (0, 0, trunk + 0.6), palette.bark)
     leaf = scene.pick(palette.canopy)
     if rng.random() < 0.75:
-        scene.shape(place, scene.pick(palette.crowns), leaf, (0, 0, trunk + 1.4), rng.uniform(0, 6))
+        crown = int(rng.integers(len(palette.crowns)))
+        if palette.crown_reach[crown] > reach:
+            crown = int(np.argmin(palette.crown_reach))
+        scene.shape(place, palette.crowns[crown], leaf, (0, 0, trunk + 1.4), rng.uniform(0, 6))
         return
     for k in range(3):
         size = rng.uniform(0.8, 1.4)
@@ -333,11 +346,18 @@ def barrel(scene: Scene, position: Sequence[float], lying: bool, yaw: float) -> 
 def toys(scene: Scene, position: Sequence[float], count: int, spread: float) -> None:
     """Standing shapes of every kind, checkered, striped, glossy or plain, some tilted: shapes teach shading."""
     rng = scene.rng
+    others: list[tuple[NDArray[np.float64], float]] = []
     for _ in range(count):
-        offset = rng.uniform(-spread, spread, 2)
-        place = scene.place("toy", (position[0] + offset[0], position[1] + offset[1], position[2]), rng.uniform(0, 6))
+        offset, yaw = rng.uniform(-spread, spread, 2), rng.uniform(0, 6)
         kind = scene.pick(("box", "sphere", "ellipsoid", "capsule", "cylinder", "cone", "rock"))
         size = rng.uniform(0.25, 0.85)
+        for other, its_size in others:  # beside those that stand already
+            away, apart = offset - other, 1.35 * (size + its_size)
+            distance = float(np.linalg.norm(away))
+            if distance < apart:
+                offset = other + away / max(distance, 1e-6) * apart
+        others.append((offset, size))
+        place = scene.place("toy", (position[0] + offset[0], position[1] + offset[1], position[2]), yaw)
         material = _toy_material(scene, cube=kind not in ("cone", "rock"))
         if kind == "cone":
             scene.shape(place, meshes.cone(size, 2.2 * size), material)

@@ -198,7 +198,7 @@ def _oddments(scene: Scene, palette: props.Palette, works: machines.Works, gaps:
                     shift = rng.normal(0, 0.03, 2)
                     scene.solid(place, "cylinder", (0.4, 0.11), (*shift, 0.11 + 0.22 * level), palette.rubber)
             elif kind == 2:
-                flat = np.array([np.cos(np.pi / 4), np.sin(np.pi / 4), 0, 0])
+                flat = (0.7071, 0.7071, 0.0, 0.0)
                 for y in (-0.35, 0.35):
                     scene.solid(place, "cylinder", (0.75, 0.04), (0, y, 0.75), palette.wood, quat=flat)
                 scene.solid(place, "cylinder", (0.4, 0.33), (0, 0, 0.75), scene.pick(works.signal), quat=flat)
