@@ -181,11 +181,8 @@ def _ways(scene: Scene, terrain: Terrain) -> tuple[Route, Route]:
 def _ground(scene: Scene, terrain: Terrain, grass: Colour, dry: Colour, trail: Route) -> None:
     rng = scene.rng
     picture = scene.texture(textures.grass(rng, grass, dry))
-    scene.terrain(
-        terrain.heights,
-        HALF,
-        scene.material(texture=picture, roughness=0.95, repeat=(2 * HALF / GRASS_TILE, 2 * HALF / GRASS_TILE)),
-    )
+    tiles = 2 * HALF / GRASS_TILE
+    scene.terrain(terrain.heights, HALF, scene.material(texture=picture, roughness=0.95, repeat=(tiles, tiles)))
     soil = scene.pick(((0.48, 0.38, 0.27), (0.58, 0.52, 0.44), (0.42, 0.33, 0.26), (0.62, 0.50, 0.36)))
     gravel = scene.material(texture=textures.speckle(rng, scene.vary(soil), contrast=0.3), roughness=0.95)
     line = np.concatenate([trail.points, trail.points[:2]])

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flowshade.world import meshes, textures
 from flowshade.world.camera import DETAIL_GROUP, KeepOut
 from flowshade.world.meshes import Mesh
-from flowshade.world.motion import Kick, Route
+from flowshade.world.motion import Floats, Kick, Route
 from flowshade.world.scene import Place, Scene
 from flowshade.world.textures import Colour
 
@@ -346,16 +345,12 @@ def barrel(scene: Scene, position: Sequence[float], lying: bool, yaw: float) -> 
 def toys(scene: Scene, position: Sequence[float], count: int, spread: float) -> None:
     """Standing shapes of every kind, checkered, striped, glossy or plain, some tilted: shapes teach shading."""
     rng = scene.rng
-    others: list[tuple[NDArray[np.float64], float]] = []
+    others: list[tuple[Floats, float]] = []
     for _ in range(count):
         offset, yaw = rng.uniform(-spread, spread, 2), rng.uniform(0, 6)
         kind = scene.pick(("box", "sphere", "ellipsoid", "capsule", "cylinder", "cone", "rock"))
         size = rng.uniform(0.25, 0.85)
-        for other, its_size in others:  # beside those that stand already
-            away, apart = offset - other, 1.35 * (size + its_size)
-            distance = float(np.linalg.norm(away))
-            if distance < apart:
-                offset = other + away / max(distance, 1e-6) * apart
+        offset = _beside(offset, size, others)
         others.append((offset, size))
         place = scene.place("toy", (position[0] + offset[0], position[1] + offset[1], position[2]), yaw)
         material = _toy_material(scene, cube=kind not in ("cone", "rock"))
@@ -366,6 +361,18 @@ def toys(scene: Scene, position: Sequence[float], count: int, spread: float) -> 
             scene.shape(place, lump, material, (0, 0, 0.6 * size))
         else:
             _toy_primitive(scene, place, kind, size, material)
+
+
+def _beside(at: Floats, size: float, others: Sequence[tuple[Floats, float]]) -> Floats:
+    """`at` [2], pushed away from what stands too near, by at least so much that a thing of `size` meets none of it."""
+    for _ in range(20):
+        gaps = [float(np.linalg.norm(at - other)) - 1.4 * (size + its_size) for other, its_size in others]
+        if not gaps or min(gaps) >= 0:
+            break
+        other, its_size = others[int(np.argmin(gaps))]
+        away = at - other
+        at = other + away / max(float(np.linalg.norm(away)), 1e-6) * 1.45 * (size + its_size)
+    return at
 
 
 def _toy_material(scene: Scene, cube: bool) -> str:
