@@ -174,7 +174,7 @@ _GROUND = (mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_HFIELD)
 _SEEN = np.array([1, 1, 1, 0, 0, 0], np.uint8)
 _GLANCES = np.stack(np.meshgrid(np.linspace(-1.6, 1.6, 11), np.linspace(-0.9, 0.9, 7)), -1).reshape(-1, 2)
 """[G, 2] right and up, in units of half a picture's height: a coarse picture of 16:9."""
-_VIEWS = 12
+_VIEWS = 24
 """Places of a path that are looked out from."""
 FARTHEST_THING = 150.0
 """Metres; what is further off counts as sky."""
@@ -246,7 +246,7 @@ class Obstacles:
     def variety(self, path: CameraPath, times: Floats) -> Floats:
         """Among how many things a view is shared, [T]; an empty plain under the sky has 2, a blank wall 1.
 
-        That is the exponential of the entropy of the shares that geoms, ground and sky have in the picture. Movers
+        That is the exponential of the entropy of the shares that bodies, ground and sky have in the picture. Movers
         are not seen.
         """
         poses, up = path.poses(times), np.tan(np.radians(path.fov_y) / 2)
@@ -260,6 +260,6 @@ class Obstacles:
         mujoco.mj_multiRay(
             self._model, self._data, eye, directions.ravel(), _SEEN, 1, -1, geom, distance, None, count, FARTHEST_THING
         )
-        seen = np.where((geom >= 0) & self._floor[geom], -2, geom)
+        seen = np.where(geom < 0, -1, np.where(self._floor[geom], -2, self._model.geom_bodyid[geom]))
         share = np.unique(seen, return_counts=True)[1] / count
         return float(np.exp(-(share * np.log(share)).sum()))

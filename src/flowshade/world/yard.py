@@ -275,7 +275,7 @@ def _rails(scene: Scene, plot: Plot) -> None:
     x, y = plot.half
     for inset in (5.9, 6.4, 7.0):
         ring = loop(plot.ring(inset), 0.01)
-        scene.rails.append(Rail(ring, (1.1, 2.0), (1.4, 2.0), ("heading", "inward", "swing"), weight=1.2))
+        scene.rails.append(Rail(ring, (1.1, 2.0), (1.4, 2.0), ("heading", "inward"), weight=1.2))
     for height in ((3.8, 6.0), (6.5, 10.0)):
         scene.rails.append(Rail(loop(plot.ring(8.0), 0.01), (1.5, 4.0), height, ("heading", "inward"), clearance=0.6))
     scene.rails.append(Rail(loop((0.75 * x, 0.7 * y), 0.01), (2.0, 4.0), (11.5, 14.0), ("heading",), weight=0.5))
