@@ -240,8 +240,8 @@ def _door(scene: Scene, facades: Facades, plan: Plan, parts: Parts, place: Place
     """A door in its frame, with a step before it."""
     x = float(scene.rng.uniform(-0.35, 0.35) * plan.width)
     scene.solid(place, "box", (0.55, 0.06, 1.1), (x, -0.02, 1.1), scene.pick(facades.doors))
-    frame_and_step = np.array([[x, 0.0, 1.15], [x, -0.25, 0.08]])
-    parts.trim.append(meshes.boxes(frame_and_step, np.array([[1.32, 0.1, 2.38], [1.6, 0.6, 0.16]])))
+    frame_and_step = np.array([[x, 0.0, 1.15], [x, -0.13, 0.08]])
+    parts.trim.append(meshes.boxes(frame_and_step, np.array([[1.32, 0.1, 2.38], [1.6, 0.36, 0.16]])))
 
 
 def _awning(scene: Scene, plan: Plan, place: Place) -> None:

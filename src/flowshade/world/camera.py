@@ -77,7 +77,8 @@ class Rail:
     height: tuple[float, float]
     """Metres above the route."""
     gaze: tuple[str, ...] = ("heading", "fixed", "swing")
-    """How it may look: along its way, in one direction, or in one direction with wide slow pans."""
+    """How it may look: along its way (heading), at the middle of the route (inward), in one direction (fixed), or in
+    one direction with wide slow pans (swing)."""
     axis: float = 0.0
     """Yaw of the most interesting direction, radians, for the gazes that do not follow the way."""
     spread: float = np.pi
@@ -101,7 +102,7 @@ class KeepOut:
 
 
 TRIES = 40
-CANDIDATES = 3
+CANDIDATES = 6
 """Paths drawn on a rail, among which the most interesting clear one is chosen."""
 
 
@@ -152,11 +153,12 @@ def _gaze(rail: Rail, rng: np.random.Generator, position: Floats, period: float)
     cycles = max(1, round(period / rng.uniform(16, 28)))
     pan = np.sin(2 * np.pi * (cycles * np.arange(count) / count + rng.random()))
     mode = rail.gaze[rng.integers(len(rail.gaze))]
-    if mode != "heading":
+    if mode in ("fixed", "swing"):
         opposite = rng.choice([0, np.pi]) * (not rail.one_sided)
         side = opposite + rng.uniform(-1, 1) * rail.spread
         return np.full(count, rail.axis + side) + pan * np.radians(rng.uniform(4, 12) if mode == "fixed" else 40), 0.0
-    way = np.roll(position, -1, 0) - np.roll(position, 1, 0)
+    ahead = np.roll(position, -1, 0) - np.roll(position, 1, 0)
+    way = ahead if mode == "heading" else position.mean(0) - position
     yaw = np.unwrap(np.arctan2(way[:, 1], way[:, 0]))
     closing = (yaw[0] - yaw[-1] + np.pi) % (2 * np.pi) - np.pi
     turn = float(2 * np.pi * np.round((yaw[-1] + closing - yaw[0]) / (2 * np.pi)))
@@ -170,8 +172,12 @@ DETAIL_GROUP = 1
 
 _GROUND = (mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_HFIELD)
 _SEEN = np.array([1, 1, 1, 0, 0, 0], np.uint8)
-_GLANCES = np.array([(right, up, -1.0) for right in (-0.5, -0.25, 0.0, 0.25, 0.5) for up in (-0.12, 0.06)])
-_GLANCES /= np.linalg.norm(_GLANCES, axis=1, keepdims=True)
+_GLANCES = np.stack(np.meshgrid(np.linspace(-1.6, 1.6, 11), np.linspace(-0.9, 0.9, 7)), -1).reshape(-1, 2)
+"""[G, 2] right and up, in units of half a picture's height: a coarse picture of 16:9."""
+_VIEWS = 24
+"""Places of a path that are looked out from."""
+FARTHEST_THING = 150.0
+"""Metres; what is further off counts as sky."""
 
 
 class Obstacles:
@@ -185,6 +191,9 @@ class Obstacles:
         mujoco.mj_kinematics(model, self._data)
         self._movers = movers
         self._keep_out = keep_out
+        half = np.einsum("gij,gj->gi", np.abs(self._data.geom_xmat.reshape(-1, 3, 3)), model.geom_aabb[:, 3:])
+        flat = (half[:, 2] < 0.5) & (half[:, :2].min(1) > 3.0)  # roads, floors, markings
+        self._floor = flat | np.isin(model.geom_type, _GROUND)  # [ngeom]
         fixed = model.body_weldid[model.geom_bodyid] == 0
         still = fixed & ~np.isin(model.geom_type, _GROUND) & (model.geom_group != DETAIL_GROUP)
         rotation = self._data.geom_xmat[still].reshape(-1, 3, 3)
@@ -230,17 +239,27 @@ class Obstacles:
         return max(0.0, mujoco.mj_ray(self._model, self._data, point, below, _SEEN, 1, -1, geom))
 
     def interest(self, path: CameraPath) -> float:
-        """How many different things a path sees within 50 m, a view; a view blocked close by counts against it."""
-        poses = path.poses(np.linspace(0, path.period, 10, endpoint=False))
-        score = 0.0
-        count = len(_GLANCES)
+        """How much a path sees: the variety of its views on average, and that of its dullest once more."""
+        variety = self.variety(path, np.linspace(0, path.period, _VIEWS, endpoint=False))
+        return float(variety.mean() + variety.min())
+
+    def variety(self, path: CameraPath, times: Floats) -> Floats:
+        """Among how many things a view is shared, [T]; an empty plain under the sky has 2, a blank wall 1.
+
+        That is the exponential of the entropy of the shares that bodies, ground and sky have in the picture. Movers
+        are not seen.
+        """
+        poses, up = path.poses(times), np.tan(np.radians(path.fov_y) / 2)
+        local = np.column_stack([_GLANCES * up, np.full(len(_GLANCES), -1.0)])
+        local /= np.linalg.norm(local, axis=1, keepdims=True)
+        return np.array([self._variety(pose[:3, 3].copy(), local @ pose[:3, :3].T) for pose in poses])
+
+    def _variety(self, eye: Floats, directions: Floats) -> float:
+        count = len(directions)
         geom, distance = np.full(count, -1, np.int32), np.zeros(count)
-        for pose in poses:
-            directions = (_GLANCES @ pose[:3, :3].T).ravel()
-            mujoco.mj_multiRay(
-                self._model, self._data, pose[:3, 3].copy(), directions, _SEEN, 1, -1, geom, distance, None, count, 50.0
-            )
-            near = geom[(distance >= 2.0) & (geom >= 0)]
-            things = near[~np.isin(self._model.geom_type[near], _GROUND)]
-            score += len(np.unique(things)) - ((distance >= 0) & (distance < 2.0)).sum()
-        return float(score) / len(poses)
+        mujoco.mj_multiRay(
+            self._model, self._data, eye, directions.ravel(), _SEEN, 1, -1, geom, distance, None, count, FARTHEST_THING
+        )
+        seen = np.where(geom < 0, -1, np.where(self._floor[geom], -2, self._model.geom_bodyid[geom]))
+        share = np.unique(seen, return_counts=True)[1] / count
+        return float(np.exp(-(share * np.log(share)).sum()))

@@ -17,6 +17,8 @@ HALF = 46.0
 """Half the length of the quay that is furnished, metres."""
 WATER = -1.3
 """Level of the water below the quay, metres."""
+JETTY = 1.1
+"""Half the width of a jetty with its posts, metres."""
 HULLS: tuple[Colour, ...] = (
     (0.90, 0.90, 0.88), (0.12, 0.22, 0.40), (0.62, 0.14, 0.12), (0.10, 0.35, 0.32), (0.85, 0.62, 0.15),
     (0.20, 0.20, 0.22), (0.45, 0.62, 0.72),
@@ -34,8 +36,9 @@ def build_harbour(scene: Scene) -> tuple[str, ...]:
     boats = _boats(scene, palette)
     cars, people = _traffic(scene, palette, works)
     _rails(scene)
-    tower = _lighthouse(scene, palette) if rng.random() < 0.6 else _far_shore(scene, palette)
-    return _captions(kinds, crane, boats, tower, cars, people)
+    tower = _lighthouse(scene, palette) if rng.random() < 0.6 else ""
+    shore = _far_shore(scene, palette)
+    return _captions(kinds, crane, boats, tower or shore, cars, people)
 
 
 def _sea_and_quay(scene: Scene) -> None:
@@ -209,6 +212,8 @@ def boat(scene: Scene, palette: props.Palette, place: Place, length: float) -> N
 def _boats(scene: Scene, palette: props.Palette) -> int:
     """Moored along the quay and at jetties, rocking a little; one sails up and down outside."""
     rng, count = scene.rng, 0
+    taken: list[tuple[float, float]] = []
+    """Along the quay: middle and half length."""
     for x in np.arange(-HALF + 6, HALF, 11.5):
         if rng.random() < 0.62:
             length = float(rng.uniform(5, 9))
@@ -216,9 +221,13 @@ def _boats(scene: Scene, palette: props.Palette) -> int:
             boat(scene, palette, place, length)
             at = (x + rng.uniform(-1, 1), -0.9 - 0.18 * length, WATER)
             _moor(scene, place, at, float(rng.integers(2)) * np.pi)
+            taken.append((at[0], 0.56 * length + 0.3))
             count += 1
     for x in rng.uniform(-0.8, 0.8, int(rng.integers(1, 3))) * HALF:
-        _jetty(scene, palette, float(x))
+        berth = _free_berth(float(x), taken)
+        if berth is not None:
+            _jetty(scene, palette, berth)
+            taken.append((berth, JETTY))
     sailor = scene.place("boat", mocap=True)
     boat(scene, palette, sailor, float(rng.uniform(7, 10)))
     reach, far = HALF * 0.8, -rng.uniform(24, 34)
@@ -231,11 +240,21 @@ def _boats(scene: Scene, palette: props.Palette) -> int:
 
 
 def _moor(scene: Scene, place: Place, at: tuple[float, float, float], yaw: float) -> None:
-    """A hull that nods where it lies: its route is a line so short that only the swing shows."""
-    step = np.array([np.cos(yaw), np.sin(yaw), 0.0]) * 1e-4
-    points = np.array(at) + np.arange(8)[:, None] * step
-    scene.follow(place, Route(points), 1e-4, float(scene.rng.uniform(0, 1)), swing=(0.03, 3.0e3, 0.0), bob=0.06,
-                 radius=4.5, height=2.0)  # fmt: skip
+    """A hull that drifts and nods on its ropes, always with its bow the same way."""
+    angle = np.linspace(0, 2 * np.pi, 32, endpoint=False)
+    around = Route(np.array(at) + 0.12 * np.stack([np.cos(angle), np.sin(angle), 0 * angle], -1))
+    speed, nods = 0.04, 0.3  # metres and cycles a second
+    start = around.length * float(scene.rng.uniform(0, 1))
+    scene.follow(place, around, speed, start, swing=(0.03, nods / speed, 0.0), bob=0.06, radius=4.5, height=2.0,
+                 heading=yaw)  # fmt: skip
+
+
+def _free_berth(wanted: float, taken: list[tuple[float, float]]) -> float | None:
+    """The place along the quay nearest to `wanted` where a jetty meets no boat and no other jetty."""
+    places = np.linspace(-0.9, 0.9, 181) * HALF
+    middle, half = np.array(taken).reshape(-1, 2).T
+    free = places[(np.abs(places[:, None] - middle) > half + JETTY).all(1)]
+    return float(free[np.abs(free - wanted).argmin()]) if len(free) else None
 
 
 def _jetty(scene: Scene, palette: props.Palette, x: float) -> None:
@@ -274,7 +293,7 @@ def _traffic(scene: Scene, palette: props.Palette, works: machines.Works) -> tup
 def _lighthouse(scene: Scene, palette: props.Palette) -> str:
     """A mole of rocks with a banded tower at its end."""
     rng = scene.rng
-    x, y = scene.pick((-1, 1)) * rng.uniform(10, 30), -rng.uniform(46, 55)
+    x, y = scene.pick((-1, 1)) * rng.uniform(10, 30), -rng.uniform(58, 67)  # beyond where boats sail
     stone = scene.material(
         texture=textures.mottled(rng, scene.vary((0.42, 0.41, 0.40)), contrast=0.5), roughness=0.9, cube=True
     )
@@ -295,12 +314,14 @@ def _lighthouse(scene: Scene, palette: props.Palette) -> str:
 
 
 def _far_shore(scene: Scene, palette: props.Palette) -> str:
-    """Low wooded hills across the water."""
+    """Low wooded hills across the water, round to where the quay ends on both sides."""
     rng = scene.rng
-    for x in np.linspace(-110, 110, 9):
-        size = np.array([rng.uniform(18, 30), rng.uniform(12, 18), rng.uniform(5, 12)])
-        at = (x + rng.uniform(-6, 6), -rng.uniform(105, 130), WATER)
-        scene.solid(scene.place("shore", at), "ellipsoid", size, (0, 0, 0), scene.pick(palette.canopy))
+    for angle in np.linspace(-0.02, -0.98, 22) * np.pi:
+        size = np.array([rng.uniform(24, 40), rng.uniform(12, 18), rng.uniform(4, 11)])
+        reach = rng.uniform(1.0, 1.15)
+        at = (175 * reach * np.cos(angle), 115 * reach * np.sin(angle), WATER)
+        place = scene.place("shore", at, angle + np.pi / 2)
+        scene.solid(place, "ellipsoid", size, (0, 0, 0), scene.pick(palette.canopy))
     return "a wooded shore"
 
 
@@ -319,7 +340,7 @@ def _rails(scene: Scene) -> None:
     rail(8.4, 0.4, (1.1, 2.0), (3.4, 6.0), weight=0.8, **seaward)
     landward: dict[str, Any] = {"axis": np.pi / 2, "spread": 0.6, "one_sided": True}
     rail(-13.5, 2.0, (1.5, 3.5), (3.6, 7.0), gaze=("heading", "swing"), clearance=0.7, **landward)
-    rail(-14.5, 1.0, (1.0, 2.5), (2.6, 4.0), gaze=("swing",), axis=np.pi / 2, spread=0.6, clearance=0.7)
+    rail(-14.5, 1.0, (1.0, 2.5), (2.6, 4.0), gaze=("swing",), clearance=0.7, **landward)
 
 
 def _captions(kinds: set[str], crane: bool, boats: int, tower: str, cars: int, people: int) -> tuple[str, ...]:

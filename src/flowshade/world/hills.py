@@ -18,6 +18,12 @@ HALF = 56.0
 """Half the side of the height field, metres."""
 CELLS = 112
 """Cells along a side."""
+PLAIN = 420.0
+"""Half the side of the level ground about it, metres."""
+GRASS_TILE = 6.2
+"""Metres that a tile of grass covers."""
+MEADOW_TILE = 47.0
+"""The same on the level ground, which is seen from afar: small tiles would show as a pattern there."""
 
 Spot = tuple[float, float]
 
@@ -138,10 +144,14 @@ def build_hills(scene: Scene) -> tuple[str, ...]:
     rocks = _rocks(scene, terrain)
     _farm(scene, terrain, palette)
     _undergrowth(scene, terrain, palette, trail, walk, dry)
-    _ground(scene, terrain, scene.vary(grass, 0.03), scene.vary(dry, 0.03), trail)
+    grass_here, dry_here = scene.vary(grass, 0.03), scene.vary(dry, 0.03)
+    _ground(scene, terrain, grass_here, dry_here, trail)
     _patches(scene, terrain, dry)
     _mountains(scene, grass)
     _rails(scene, terrain, trail, walk)
+    meadow = scene.material(texture=textures.grass(rng, grass_here, dry_here), roughness=0.95)
+    scene.shape(scene.place("plain"), _plain(terrain), meadow, group=DETAIL_GROUP)
+    props.far_woods(scene, palette, (66.0, 66.0), 2.7, 40)
     return _captions(season, trees, rocks, sites, vehicle)
 
 
@@ -171,13 +181,31 @@ def _ways(scene: Scene, terrain: Terrain) -> tuple[Route, Route]:
 def _ground(scene: Scene, terrain: Terrain, grass: Colour, dry: Colour, trail: Route) -> None:
     rng = scene.rng
     picture = scene.texture(textures.grass(rng, grass, dry))
-    scene.terrain(terrain.heights, HALF, scene.material(texture=picture, roughness=0.95, repeat=(18, 18)))
-    scene.ground(420, -0.03, scene.material(texture=picture, roughness=0.95, repeat=(36, 36)))
+    tiles = 2 * HALF / GRASS_TILE
+    scene.terrain(terrain.heights, HALF, scene.material(texture=picture, roughness=0.95, repeat=(tiles, tiles)))
     soil = scene.pick(((0.48, 0.38, 0.27), (0.58, 0.52, 0.44), (0.42, 0.33, 0.26), (0.62, 0.50, 0.36)))
     gravel = scene.material(texture=textures.speckle(rng, scene.vary(soil), contrast=0.3), roughness=0.95)
     line = np.concatenate([trail.points, trail.points[:2]])
     z = terrain.at(line[:, 0], line[:, 1])[:, None] + 0.08
     scene.detail(meshes.ribbon(line[:, :2], 1.35, -1.35, np.broadcast_to(z, (len(line), 2)), 2.0), gravel)
+
+
+def _plain(terrain: Terrain) -> meshes.Mesh:
+    """Level ground about the height field, sewn to its rim; nothing lies under the field, which may sink below it."""
+    count = 4 * CELLS
+    step = np.arange(count) % CELLS
+    side = np.arange(count) // CELLS  # south, east, north, west: counter-clockwise
+    column = np.select([side == 0, side == 1, side == 2], [step, CELLS, CELLS - step], 0)
+    row = np.select([side == 0, side == 1, side == 2], [0, step, CELLS], CELLS - step)
+    rim = 2 * np.stack([column, row], -1) / CELLS - 1  # [N, 2] on the unit square
+    rings = [np.column_stack([rim * HALF, terrain.heights[row, column]])]
+    rings += [np.column_stack([rim * reach, np.zeros(count)]) for reach in (HALF + 9.0, PLAIN)]
+    vertices = np.concatenate(rings)
+    here, after = np.arange(count), np.roll(np.arange(count), -1)
+    strips = [(k * count + here, k * count + after, (k + 1) * count + here, (k + 1) * count + after) for k in (0, 1)]
+    faces = np.concatenate([np.concatenate([np.stack([a, c, b], -1), np.stack([b, c, d], -1)])
+                            for a, b, c, d in strips]).astype(np.int32)  # fmt: skip
+    return meshes.Mesh(vertices, meshes.vertex_normals(vertices, faces), vertices[:, :2] / MEADOW_TILE, faces)
 
 
 def _patches(scene: Scene, terrain: Terrain, dry: Colour) -> None:
@@ -227,9 +255,12 @@ def _mountains(scene: Scene, grass: Colour) -> None:
         foot = np.column_stack([ring * radius, np.full(97, -2.0)])
         top = np.column_stack([ring * radius * 1.22, rise])
         corners = np.stack([foot[1:], foot[:-1], top[:-1], top[1:]], 1)
+        along, up = radius * angle / 110.0, np.linalg.norm(top - foot, axis=1) / 110.0  # in tiles, running on
+        low, high = np.column_stack([along, 0 * up]), np.column_stack([along, up])
+        uv = np.stack([low[1:], low[:-1], high[:-1], high[1:]], 1)
         picture = textures.mottled(rng, scene.vary(colour, 0.03), contrast=0.45, cells=6)
         material = scene.material(texture=picture, roughness=0.95)
-        scene.shape(place, meshes.quads(corners, tile=30.0), material, group=1)
+        scene.shape(place, meshes.quads(corners, uv), material, group=1)
 
 
 @dataclass(frozen=True)
@@ -326,10 +357,11 @@ def _rolling(scene: Scene, terrain: Terrain, hollows: list[Spot]) -> None:
     for spot in hollows:
         low = float(terrain.at(*spot))
         for _ in range(int(rng.integers(1, 3))):
-            x, y = (s + rng.uniform(-2.0, 2.0) for s in spot)
-            props.ball(scene, (x, y, low + 0.6), float(rng.uniform(0.25, 0.6)), 5.0)
+            x, y = (float(s + rng.uniform(-2.0, 2.0)) for s in spot)
+            props.ball(scene, (x, y, float(terrain.at(x, y)) + 0.03), float(rng.uniform(0.25, 0.6)), 5.0)
         if rng.random() < 0.7:
-            props.barrel(scene, (spot[0] + 2.4, spot[1], low + 0.6), True, float(rng.uniform(0, 6)))
+            x, y = spot[0] + 2.4, spot[1]
+            props.barrel(scene, (x, y, float(terrain.at(x, y)) + 0.1), True, float(rng.uniform(0, 6)))
         scene.keep_out.append(KeepOut(spot, 5.0, low + 4.0))
 
 
@@ -498,8 +530,9 @@ def _rails(scene: Scene, terrain: Terrain, trail: Route, walk: Route) -> None:
         line = trail.points[::4, :2] * factor
         ground = terrain.at(line[:, 0], line[:, 1])
         route = Route.through(np.column_stack([line, ground]), rounding=20.0)
-        scene.rails.append(Rail(route, (2.5, 5.0), (5.0, 11.0), clearance=0.6, weight=1.0))
-        scene.rails.append(Rail(route, (2.0, 4.0), (13.0, 17.0), clearance=0.6, weight=0.3))
+        gaze = ("heading", "fixed", "swing") if factor < 1 else ("heading", "inward")
+        scene.rails.append(Rail(route, (2.5, 5.0), (5.0, 11.0), gaze, clearance=0.6, weight=1.0))
+        scene.rails.append(Rail(route, (2.0, 4.0), (13.0, 17.0), gaze, clearance=0.6, weight=0.3))
 
 
 def _captions(season: str, trees: int, rocks: int, sites: Sites, vehicle: str) -> tuple[str, ...]:

@@ -175,7 +175,7 @@ def gantry(
         scene.rod(place, "box", 0.26, (x, -span / 2 - 1.5, height), (x, span / 2 + 1.5, height), paint)
     y = rng.uniform(-0.3, 0.3) * span
     scene.shape(place, meshes.boxes(np.array([0, y, height - 0.1]), np.array([1.7, 1.4, 0.9])), works.stripes)
-    low = rng.uniform(4.2, 5.5)
+    low = rng.uniform(5.5, 6.5)  # over two containers
     scene.rod(place, "cylinder", 0.03, (0, y, height - 0.5), (0, y, low), palette.dark_metal)
     scene.solid(place, "sphere", (0.22,), (0, y, low), palette.metal)
     for side in (-0.35, 0.35):

@@ -102,11 +102,15 @@ class Mover:
     """Metres kept free around it by cameras."""
     height: float = 2.0
     """Metres; above this a camera may pass over it."""
+    heading: float | None = None
+    """Yaw that is held whatever way the route goes, radians; None = along the route."""
 
     def pose(self, time: float) -> tuple[Floats, Floats]:
         """Position [3] and quaternion [4] at a time in seconds."""
         distance = self.phase + self.speed * time
         position, yaw, pitch = self.route.at(distance)
+        if self.heading is not None:
+            yaw = self.heading
         amplitude, frequency, phase = self.swing
         cycle = 2 * np.pi * (distance * frequency + phase)
         c, s = np.cos(yaw), np.sin(yaw)

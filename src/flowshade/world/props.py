@@ -10,7 +10,7 @@ import numpy as np
 from flowshade.world import meshes, textures
 from flowshade.world.camera import DETAIL_GROUP, KeepOut
 from flowshade.world.meshes import Mesh
-from flowshade.world.motion import Kick, Route
+from flowshade.world.motion import Floats, Kick, Route
 from flowshade.world.scene import Place, Scene
 from flowshade.world.textures import Colour
 
@@ -47,7 +47,9 @@ class Palette:
     tail_light: str
     lamp: str
     crowns: tuple[str, ...]
-    """Tree crown meshes, about one metre in radius times the size they were made for."""
+    """Tree crown meshes."""
+    crown_reach: tuple[float, ...]
+    """How far each reaches from its trunk, metres."""
     foliage: tuple[str, ...]
     """For flat and small things, which bring texture coordinates."""
     canopy: tuple[str, ...]
@@ -63,7 +65,7 @@ def make_palette(scene: Scene, leaf: Colour, variety: int = 3) -> Palette:
     lamp = scene.pick(LAMP_LIGHT)
     boards = textures.planks(rng, scene.vary((0.58, 0.42, 0.27)))
     bark = textures.mottled(rng, scene.vary((0.36, 0.27, 0.19)), contrast=0.5, cells=8)
-    crowns = tuple(scene.mesh(_crown(rng)) for _ in range(variety))
+    shapes = [_crown(rng) for _ in range(variety)]
     pictures = [textures.leaves(rng, scene.vary(leaf, 0.05)) for _ in range(2)]
     foliage = tuple(scene.material(texture=picture, roughness=0.85) for picture in pictures)
     canopy = tuple(scene.material(texture=picture, roughness=0.85, cube=True) for picture in pictures)
@@ -80,7 +82,8 @@ def make_palette(scene: Scene, leaf: Colour, variety: int = 3) -> Palette:
         head_light=scene.material((1.0, 0.95, 0.84), roughness=0.2, emission=2.0),
         tail_light=scene.material((0.85, 0.06, 0.05), roughness=0.25, emission=1.0),
         lamp=scene.material(lamp, roughness=0.4, emission=4.0),
-        crowns=crowns,
+        crowns=tuple(scene.mesh(shape) for shape in shapes),
+        crown_reach=tuple(float(np.linalg.norm(shape.vertices[:, :2], axis=1).max()) for shape in shapes),
         foliage=foliage,
         canopy=canopy,
         firs=tuple(scene.mesh(_fir(rng)) for _ in range(2)),
@@ -116,8 +119,14 @@ def _fir(rng: np.random.Generator) -> Mesh:
     return meshes.join(parts)
 
 
-def tree(scene: Scene, palette: Palette, position: Sequence[float], tall: float = 1.0, headroom: float = 0.0) -> None:
-    """A broad-leaved tree: a trunk and a crown, sometimes of plain ellipsoids; `headroom` metres stay free under it."""
+def tree(scene: Scene, palette: Palette, position: Sequence[float], tall: float = 1.0, headroom: float = 0.0,
+         reach: float = np.inf) -> None:  # fmt: skip
+    """A broad-leaved tree: a trunk and a crown, sometimes of plain ellipsoids.
+
+    Args:
+        headroom: metres that stay free under the crown.
+        reach: metres to the nearest wall; a crown that is wider gives way to the narrowest.
+    """
     rng = scene.rng
     trunk = max(rng.uniform(1.9, 3.0) * tall, headroom + 1.0)
     place = scene.place("tree", position, rng.uniform(0, 2 * np.pi))
@@ -125,7 +134,10 @@ def tree(scene: Scene, palette: Palette, position: Sequence[float], tall: float 
     scene.rod(place, "cylinder", radius, (0, 0, -0.3), (0, 0, trunk + 0.6), palette.bark)
     leaf = scene.pick(palette.canopy)
     if rng.random() < 0.75:
-        scene.shape(place, scene.pick(palette.crowns), leaf, (0, 0, trunk + 1.4), rng.uniform(0, 6))
+        crown = int(rng.integers(len(palette.crowns)))
+        if palette.crown_reach[crown] > reach:
+            crown = int(np.argmin(palette.crown_reach))
+        scene.shape(place, palette.crowns[crown], leaf, (0, 0, trunk + 1.4), rng.uniform(0, 6))
         return
     for k in range(3):
         size = rng.uniform(0.8, 1.4)
@@ -146,6 +158,39 @@ def bush(scene: Scene, palette: Palette, position: Sequence[float]) -> None:
     place = scene.place("bush", position, rng.uniform(0, 6))
     mesh = meshes.blob(rng, rng.uniform(0.35, 0.8, 3) * [1.2, 1.2, 1.0], 0.2, 3.0, 2, 2.0)
     scene.shape(place, mesh, scene.pick(palette.canopy), (0, 0, 0.3))
+
+
+def far_woods(scene: Scene, palette: Palette, near: tuple[float, float], far: float, clumps: int) -> None:
+    """Groups of trees far off on level ground, in three meshes, so that plains have something on them.
+
+    Args:
+        near: half axes of the ellipse about the origin that they keep out of, metres.
+        far: how much larger the ellipse is that they stay within.
+        clumps: how many groups, of three to eight trees.
+    """
+    rng = scene.rng
+    tiers = [meshes.cone(2.1 - 0.55 * k, 3.0, segments=6).moved((0, 0, 0.8 + 1.7 * k)) for k in range(3)]
+    fir_shape = meshes.join(tiers)
+    crown_shapes = [meshes.blob(rng, (2.2, 2.2, 1.9), 0.16, 3.0, 1, 5.0) for _ in range(4)]
+    firs, crowns, trunks = [], [], []
+    for _ in range(clumps):
+        angle, reach = rng.uniform(0, 2 * np.pi), np.sqrt(rng.uniform(1.0, far**2))
+        middle = reach * np.array([near[0] * np.cos(angle), near[1] * np.sin(angle)])
+        conifers = rng.random() < 0.4
+        for _ in range(int(rng.integers(3, 9))):
+            x, y = middle + rng.normal(0, 5.0, 2)
+            tall = rng.uniform(0.8, 1.5)
+            if np.hypot(x / near[0], y / near[1]) < 1.0:
+                continue
+            if conifers:
+                firs.append(fir_shape.scaled(tall).moved((x, y, 0.0), rng.uniform(0, 6)))
+                continue
+            crowns.append(scene.pick(crown_shapes).scaled(tall).moved((x, y, 3.6 * tall), rng.uniform(0, 6)))
+            trunks.append(meshes.tube((x, y, -0.1), (x, y, 2.4 * tall), 0.16 * tall, 4))
+    place = scene.place("woods")
+    for parts, material in ((firs, palette.needles), (crowns, scene.pick(palette.foliage)), (trunks, palette.bark)):
+        if parts:
+            scene.shape(place, meshes.join(parts), material, group=DETAIL_GROUP)
 
 
 # Street furniture ----------------------------------------------------------------------------------------------
@@ -244,7 +289,7 @@ def crate(scene: Scene, palette: Palette, position: Sequence[float], size: float
 
 
 def crate_pile(scene: Scene, palette: Palette, position: Sequence[float], yaw: float) -> None:
-    """Two side by side, one or two dropped on them so far out that they topple and slide off along the wall."""
+    """Two side by side, one or two on them so far out that they topple and slide off along the wall."""
     rng = scene.rng
     x, y, z = position
     along = np.array([np.cos(yaw), np.sin(yaw)])
@@ -255,17 +300,18 @@ def crate_pile(scene: Scene, palette: Palette, position: Sequence[float], yaw: f
 
     for k in (-0.5, 0.5):
         put(k * 1.15 * size, size / 2 + 0.01, size, rng.uniform(-0.1, 0.1))
-    side = rng.choice([-1, 1])
-    for k in range(int(rng.integers(1, 3))):
+    side, height = rng.choice([-1, 1]), size + 0.01
+    for _ in range(int(rng.integers(1, 3))):
         edge = size * rng.uniform(0.6, 0.9)
-        put(side * size * rng.uniform(0.2, 0.95), size * (1.8 + 1.2 * k), edge, rng.uniform(0, 1.5))
+        put(side * size * rng.uniform(1.1, 1.3), height + edge / 2 + 0.01, edge, rng.uniform(0, 1.5))
+        height += edge + 0.01
     scene.keep_out.append(KeepOut((x, y), 1.6, z + 3.0))
 
 
 def ball(scene: Scene, position: Sequence[float], radius: float, reach: float) -> None:
     """A ball that is kicked every few seconds and stays within about `reach` metres."""
     rng = scene.rng
-    place = scene.place("ball", (position[0], position[1], position[2] + radius + 0.3), free=True)
+    place = scene.place("ball", (position[0], position[1], position[2] + radius + 0.01), free=True)
     first, second = scene.pick(TOY), scene.pick(TOY)
     metal = rng.random() < 0.2
     picture = textures.checker(first, second, cells=4) if rng.random() < 0.5 else textures.stripes(first, second)
@@ -282,7 +328,8 @@ def ball(scene: Scene, position: Sequence[float], radius: float, reach: float) -
 def barrel(scene: Scene, position: Sequence[float], lying: bool, yaw: float) -> None:
     """A steel or wooden drum that physics moves."""
     rng = scene.rng
-    place = scene.place("barrel", (position[0], position[1], position[2] + 0.5), yaw, free=True)
+    rise = 0.31 if lying else 0.45
+    place = scene.place("barrel", (position[0], position[1], position[2] + rise), yaw, free=True)
     metal = rng.random() < 0.6
     paint = scene.vary(scene.pick(PAINT) if metal else (0.45, 0.30, 0.18))
     body = scene.material(paint, roughness=0.4 if metal else 0.75, metallic=0.7 if metal else 0.0)
@@ -298,11 +345,14 @@ def barrel(scene: Scene, position: Sequence[float], lying: bool, yaw: float) -> 
 def toys(scene: Scene, position: Sequence[float], count: int, spread: float) -> None:
     """Standing shapes of every kind, checkered, striped, glossy or plain, some tilted: shapes teach shading."""
     rng = scene.rng
+    others: list[tuple[Floats, float]] = []
     for _ in range(count):
-        offset = rng.uniform(-spread, spread, 2)
-        place = scene.place("toy", (position[0] + offset[0], position[1] + offset[1], position[2]), rng.uniform(0, 6))
+        offset, yaw = rng.uniform(-spread, spread, 2), rng.uniform(0, 6)
         kind = scene.pick(("box", "sphere", "ellipsoid", "capsule", "cylinder", "cone", "rock"))
         size = rng.uniform(0.25, 0.85)
+        offset = _beside(offset, size, others)
+        others.append((offset, size))
+        place = scene.place("toy", (position[0] + offset[0], position[1] + offset[1], position[2]), yaw)
         material = _toy_material(scene, cube=kind not in ("cone", "rock"))
         if kind == "cone":
             scene.shape(place, meshes.cone(size, 2.2 * size), material)
@@ -311,6 +361,18 @@ def toys(scene: Scene, position: Sequence[float], count: int, spread: float) -> 
             scene.shape(place, lump, material, (0, 0, 0.6 * size))
         else:
             _toy_primitive(scene, place, kind, size, material)
+
+
+def _beside(at: Floats, size: float, others: Sequence[tuple[Floats, float]]) -> Floats:
+    """`at` [2], pushed away from what stands too near, by at least so much that a thing of `size` meets none of it."""
+    for _ in range(20):
+        gaps = [float(np.linalg.norm(at - other)) - 1.4 * (size + its_size) for other, its_size in others]
+        if not gaps or min(gaps) >= 0:
+            break
+        other, its_size = others[int(np.argmin(gaps))]
+        away = at - other
+        at = other + away / max(float(np.linalg.norm(away)), 1e-6) * 1.45 * (size + its_size)
+    return at
 
 
 def _toy_material(scene: Scene, cube: bool) -> str:

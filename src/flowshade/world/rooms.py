@@ -16,6 +16,8 @@ WALLS: tuple[Colour, ...] = (
     (0.92, 0.90, 0.85), (0.80, 0.84, 0.80), (0.86, 0.78, 0.66), (0.66, 0.74, 0.80), (0.90, 0.82, 0.80),
     (0.55, 0.62, 0.55), (0.78, 0.66, 0.58), (0.45, 0.52, 0.62),
 )  # fmt: skip
+FAN_DROP = 0.75
+"""From the ceiling to where the fan's body stands, metres; its blades are higher."""
 USES = ("living room", "kitchen", "study", "bedroom", "dining room", "playroom")
 
 
@@ -54,13 +56,14 @@ def build_rooms(scene: Scene) -> tuple[str, ...]:
         _furnish(scene, flat, palette, fabrics, white, use, *divmod(index, 2))
     people = _moving(scene, flat, palette)
     _rails(scene, flat)
+    props.far_woods(scene, palette, (flat.half[0] + 20, flat.half[1] + 20), 2.6, 34)
     return _captions(flat, uses, people)
 
 
 def _outside(scene: Scene, flat: Flat, palette: props.Palette) -> None:
     rng = scene.rng
     lawn = textures.grass(rng, scene.vary((0.30, 0.42, 0.17), 0.03), scene.vary((0.46, 0.45, 0.24)))
-    scene.ground(90, -0.02, scene.material(texture=lawn, roughness=0.95, repeat=(30, 30)))
+    scene.ground(420, -0.02, scene.material(texture=lawn, roughness=0.95, repeat=(140, 140)))
     x, y = flat.half
     for side in (-1, 1):
         for px in np.arange(-x, x, 5.0):
@@ -174,7 +177,10 @@ def _furnish(scene: Scene, flat: Flat, palette: props.Palette, fabrics: tuple[st
     sx, sy = flat.size[0] / 2, flat.size[1] / 2
     out = 1 if row else -1  # towards the outer wall
     lamp = scene.place("ceiling-lamp", (cx, cy, 0.0))
-    if rng.random() < 0.6:
+    hangs = rng.random() < 0.6
+    if column == flat.columns - 1 and row == 0:  # under the hub of the fan
+        scene.solid(lamp, "sphere", (0.12,), (0, 0, flat.height - FAN_DROP - 0.06), palette.lamp)
+    elif hangs:
         scene.rod(lamp, "cylinder", 0.015, (0, 0, flat.height), (0, 0, flat.height - 0.3), palette.dark_metal)
         scene.solid(lamp, "sphere", (0.14,), (0, 0, flat.height - 0.4), palette.lamp)
     else:
@@ -189,7 +195,9 @@ def _furnish(scene: Scene, flat: Flat, palette: props.Palette, fabrics: tuple[st
     elif column == 0 and row == 0:  # and the walker of another
         _shelf(scene, palette, (cx + sx - 0.35, cy + out * (sy - 1.2), 0.0), np.pi / 2)
     else:
-        _main_piece(scene, palette, fabrics, white, use, (cx, cy + out * (sy - 1.0), 0.0), 0.0 if out > 0 else np.pi)
+        inset = 1.17 if use in ("kitchen", "bedroom") else 1.0  # clear of the curtains
+        at = (cx, cy + out * (sy - inset), 0.0)
+        _main_piece(scene, palette, fabrics, white, use, at, 0.0 if out > 0 else np.pi)
     wall = cy - out * (sy - 0.35)
     for side in (-1, 1):
         spot = (cx + side * (sx - 1.15), wall, 0.0)
@@ -197,7 +205,7 @@ def _furnish(scene: Scene, flat: Flat, palette: props.Palette, fabrics: tuple[st
     for side in (-1, 1):
         inner = (cx + 0.5 * sx * side, cy - out * (sy - 0.1), 1.65)
         _picture(scene, palette, inner, 0.0 if out < 0 else np.pi)
-        corner = (cx + side * (sx - 0.6), cy + out * (sy - 0.5), 0.0)
+        corner = (cx + side * (sx - 0.68), cy + out * (sy - 0.5), 0.0)
         free = use not in ("kitchen", "bedroom") and not (column in (0, flat.columns - 1) and row == (column > 0))
         if free and rng.random() < 0.7:
             _side_piece(scene, palette, fabrics, corner, 0.0 if out > 0 else np.pi)
@@ -298,6 +306,8 @@ def _side_piece(scene: Scene, palette: props.Palette, fabrics: tuple[str, ...], 
     if kind == 0:
         _shelf(scene, palette, at, yaw)
         return
+    ahead = {2: 0.2, 4: 0.1}.get(kind, 0.0)  # what is deeper stands further from the wall
+    at = (at[0] + ahead * np.sin(yaw), at[1] - ahead * np.cos(yaw), at[2])
     place = scene.place("furniture", at, yaw)
     if kind == 1:  # a standing lamp
         scene.solid(place, "cylinder", (0.15, 0.02), (0, 0, 0.02), palette.dark_metal)
@@ -356,8 +366,8 @@ def _loose(scene: Scene, palette: props.Palette, x: float, y: float) -> None:
     """A stack of boxes from a move that topples, or a ball that is kicked about."""
     if scene.rng.random() < 0.5:
         props.crate(scene, palette, (x - 0.1, y, 0.22), 0.42, 0.1)
-        props.crate(scene, palette, (x + 0.12, y, 0.62), 0.34, 0.5)
-        props.crate(scene, palette, (x + 0.3, y + 0.05, 1.1), 0.3, 1.0)
+        props.crate(scene, palette, (x + 0.12, y, 0.61), 0.34, 0.5)
+        props.crate(scene, palette, (x + 0.33, y + 0.05, 0.94), 0.3, 1.0)
         scene.keep_out.append(KeepOut((x, y), 1.6, 2.2))
     else:
         props.ball(scene, (x, y, 0.0), float(scene.rng.uniform(0.11, 0.18)), 1.7)
@@ -370,16 +380,16 @@ def _moving(scene: Scene, flat: Flat, palette: props.Palette) -> int:
     y = cy - flat.size[1] / 2 + 1.15
     beat = np.array([(cx - 1.5, y - 0.3, 0), (cx + 0.9, y - 0.3, 0), (cx + 0.9, y + 0.3, 0), (cx - 1.5, y + 0.3, 0)])
     route = Route.through(beat, spacing=0.1, rounding=0.6)
-    people = 1 + int(rng.random() < 0.4)
+    people, pace = 1 + int(rng.random() < 0.4), float(rng.uniform(0.7, 1.0))  # one pace: nobody is caught up with
     for k in range(people):
-        props.walker(scene, route, route.length * k / people, float(rng.uniform(0.7, 1.0)) if k == 0 else 0.8)
+        props.walker(scene, route, route.length * k / people, pace)
     fan = scene.place("fan", mocap=True)
-    at = (*flat.centre(flat.columns - 1, 0), flat.height - 0.75)
+    at = (*flat.centre(flat.columns - 1, 0), flat.height - FAN_DROP)
     arms = np.array([[0.45, 0, 0], [-0.45, 0, 0], [0, 0.45, 0], [0, -0.45, 0]])
     long, short = (0.7, 0.14, 0.015), (0.14, 0.7, 0.015)
     blades = meshes.boxes(arms, np.array([long, long, short, short]))
     scene.shape(fan, blades, palette.wood, (0, 0, 0.28))
-    scene.rod(fan, "cylinder", 0.05, (0, 0, 0.2), (0, 0, 0.35), palette.metal)
+    scene.rod(fan, "cylinder", 0.05, (0, 0, 0.2), (0, 0, FAN_DROP), palette.metal)
     machines.turning(scene, fan, at, float(rng.uniform(1.5, 4)), 0.0)
     return people
 

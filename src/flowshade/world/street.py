@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from flowshade.world import buildings, meshes, props, textures
 from flowshade.world.camera import Rail
+from flowshade.world.errors import WorldError
 from flowshade.world.meshes import Floats
 from flowshade.world.motion import Route
 from flowshade.world.scene import Scene
@@ -15,6 +16,8 @@ from flowshade.world.textures import Colour
 
 HALF_LENGTH = 44.0
 """Metres from the middle of the street to where its turning circles begin."""
+CIRCLE = 11.0
+"""Radius of the turning circles, metres."""
 KERB = 0.13
 """Height of the pavement, metres."""
 
@@ -89,7 +92,8 @@ def build_street(scene: Scene) -> tuple[str, ...]:
     leaf_name, leaf = scene.pick(LEAVES)
     palette = props.make_palette(scene, leaf)
     _ground(scene, layout)
-    kinds, parks = _rows(scene, layout, palette)
+    facades = buildings.make_facades(scene)
+    kinds, parks, plots = _rows(scene, layout, palette, facades)
     _islands(scene, layout, palette)
     shapes = [props.make_car_shape(scene) for _ in range(3)]
     cars = _parked(scene, layout, palette, shapes)
@@ -99,6 +103,8 @@ def build_street(scene: Scene) -> tuple[str, ...]:
     people = _people(scene, layout, side)
     _loose(scene, layout, palette, -side, parks)
     _rails(scene, layout, moving)
+    _corners(scene, layout, facades, plots)
+    props.far_woods(scene, palette, (84.0, 44.0), 2.4, 40)
     return _captions(layout, kinds, cars + moving, trees, leaf_name, people)
 
 
@@ -106,8 +112,8 @@ def _ground(scene: Scene, layout: Layout) -> None:
     rng = scene.rng
     green = scene.vary((0.30, 0.40, 0.17), 0.03)
     lawn = scene.material(texture=textures.grass(rng, green, scene.vary((0.48, 0.45, 0.24))), roughness=0.95,
-                          repeat=(60, 60))  # fmt: skip
-    scene.ground(180, 0.0, lawn)
+                          repeat=(140, 140))  # fmt: skip
+    scene.ground(420, 0.0, lawn)
     tone = rng.uniform(0.2, 0.38)
     tar = textures.speckle(rng, (tone, tone, tone * 1.03))
     asphalt = scene.material(texture=tar, roughness=float(rng.uniform(0.7, 0.95)))
@@ -122,7 +128,7 @@ def _ground(scene: Scene, layout: Layout) -> None:
     axis = layout.point(along, 0.0)
     place = scene.place("road")
     road = [meshes.ribbon(axis, layout.road, -layout.road, 0.012, 3.0)]
-    road += [meshes.disc(11.0, 3.0).moved((*layout.point(s * (HALF_LENGTH + 9), 0), 0.01)) for s in (-1, 1)]
+    road += [meshes.disc(CIRCLE, 3.0, 48).moved((*layout.point(s * (HALF_LENGTH + 9), 0), 0.01)) for s in (-1, 1)]
     scene.shape(place, meshes.join(road), asphalt)
     sides = [(layout.edge + 1.5, layout.road + 0.18), (-layout.road - 0.18, -layout.edge - 1.5)]
     inner = along[4:-4]
@@ -156,42 +162,126 @@ def _stripes(layout: Layout, along: Floats, length: float, lateral: Floats, widt
     return meshes.quads(np.concatenate([flat, np.full((*flat.shape[:2], 1), 0.022)], -1))
 
 
-def _rows(scene: Scene, layout: Layout, palette: props.Palette) -> tuple[set[str], list[Floats]]:
-    """Buildings along both sides and across both ends, small parks in some gaps; gives wall kinds and free lawns."""
+def _rows(
+    scene: Scene, layout: Layout, palette: props.Palette, facades: buildings.Facades
+) -> tuple[set[str], list[Floats], Plots]:
+    """Buildings along both sides and across both ends, small parks in some gaps.
+
+    Returns:
+        Wall kinds, free lawns, and all ground that is taken.
+    """
     rng = scene.rng
-    facades = buildings.make_facades(scene)
     kinds: set[str] = set()
     parks: list[Floats] = []
+    plots = Plots()
     for side in (-1, 1):
         along = -HALF_LENGTH - 4 + rng.uniform(0, 4)
         while along < HALF_LENGTH:
             width = float(rng.uniform(10, 17))
             if rng.random() < 0.12 + 0.22 * layout.green:
+                along = plots.take_next(layout, along, side, (width, PARK_DEPTH), 0.0)
                 _park(scene, layout, palette, along + width / 2, side, width)
                 parks.append(layout.point(along + width / 2, side * (layout.edge + 4.2)))
             else:
                 plan = buildings.draw_plan(scene, width - 0.05, layout.tallest)
                 kinds.add(plan.kind)
                 setback = float(rng.choice([0.0, rng.uniform(0.3, 1.2)]))
+                along = plots.take_next(layout, along, side, (plan.width, plan.depth), setback)
                 _face(scene, layout, facades, plan, along + width / 2, side, setback)
             along += width + float(rng.choice([0.0, 0.0, rng.uniform(1.5, 5)]))
     for end in (-1, 1):
         for lateral in (-9.0, 9.0):
             plan = buildings.draw_plan(scene, float(rng.uniform(14, 17.5)), layout.tallest)
-            x, y = layout.point(end * (HALF_LENGTH + 23), lateral)
-            buildings.building(scene, facades, plan, (x, y, 0.0), -end * np.pi / 2)
+            far = end * (HALF_LENGTH + 23)
+            x, y = layout.point(far, lateral)
+            yaw = -end * np.pi / 2 + float(layout.yaw(far))
+            buildings.building(scene, facades, plan, (x, y, 0.0), yaw)
+            plots.taken.append(footprint(x, y, yaw, plan.width, plan.depth))
     _skyline(scene)
-    return kinds, parks
+    return kinds, parks, plots
+
+
+PARK_DEPTH = 14.0
+"""Metres from the pavement that a small park reaches."""
+
+
+def footprint(x: float, y: float, yaw: float, width: float, depth: float) -> Floats:
+    """[4, 2] corners of what stands behind a front whose middle is at x, y, and which faces -y of its own."""
+    across, back = np.array([np.cos(yaw), np.sin(yaw)]), np.array([-np.sin(yaw), np.cos(yaw)])
+    half, deep = across * width / 2, back * depth
+    return np.array([x, y]) + np.stack([-half, half, half + deep, deep - half])
+
+
+def overlap(a: Floats, b: Floats) -> float:
+    """Metres by which two rectangles [4, 2] run into each other; negative: how far apart they are at least."""
+    least = np.inf
+    for corners in (a, b):
+        for edge in (corners[1] - corners[0], corners[3] - corners[0]):
+            axis = edge / np.linalg.norm(edge)
+            p, q = a @ axis, b @ axis
+            least = min(least, p.max() - q.min(), q.max() - p.min())
+    return float(least)
+
+
+@dataclass
+class Plots:
+    """Ground along a street that is taken: on the inside of bends the backs of neighbours would meet."""
+
+    taken: list[Floats] = field(default_factory=list)
+    """[4, 2] each."""
+
+    def take(self, layout: Layout, along: float, way: int, side: int, size: tuple[float, float], setback: float,
+             search: float) -> float | None:  # fmt: skip
+        """Takes the first free plot from `along` on, at most `search` metres off in direction `way` (1, -1).
+
+        Args:
+            size: width and depth, metres.
+
+        Returns:
+            Where it begins; None if all are taken.
+        """
+        for start in along + way * np.arange(0.0, search, 0.2):
+            x, y, yaw = _front(layout, start + way * size[0] / 2, side, size[0], setback)
+            plot = footprint(x, y, yaw, *size)
+            if all(overlap(plot, other) < 0.01 for other in self.taken):
+                self.taken.append(plot)
+                return float(start)
+        return None
+
+    def take_next(self, layout: Layout, along: float, side: int, size: tuple[float, float], setback: float) -> float:
+        """The same along a row, where there always is one."""
+        start = self.take(layout, along, 1, side, size, setback, search=20.0)
+        if start is None:
+            raise WorldError(f"no free plot of {size[0]:.1f} x {size[1]:.1f} m along the street; try another seed.")
+        return start
+
+
+def _corners(scene: Scene, layout: Layout, facades: buildings.Facades, plots: Plots) -> None:
+    """A building beside each turning circle, if there is room between the row and the blocks across the street."""
+    for side in (-1, 1):
+        for end in (-1, 1):
+            plan = buildings.draw_plan(scene, float(scene.rng.uniform(9, 14)), layout.tallest)
+            setback = max(0.0, CIRCLE + 2.5 - layout.edge)
+            size = (plan.width, plan.depth)
+            start = plots.take(layout, end * HALF_LENGTH, end, side, size, setback, search=9.0)
+            if start is None:  # the row itself reaches round the corner
+                continue
+            _face(scene, layout, facades, plan, start + end * plan.width / 2, side, setback)
+
+
+def _front(layout: Layout, along: float, side: int, width: float, setback: float) -> tuple[float, float, float]:
+    """x, y and yaw of the middle of a front along the pavement; fronts face -y of their own."""
+    # On the inside of a bend a straight front would cut the pavement, so it steps back by the sagitta.
+    ends = layout.point(along + np.array([-1, 0, 1]) * width / 2, 0.0)
+    sagitta = float(np.abs(np.linalg.norm(ends[1] - ends[[0, 2]].mean(0))))
+    x, y = layout.point(along, side * (layout.edge + setback + sagitta))
+    return float(x), float(y), float(layout.yaw(along)) + (0 if side > 0 else np.pi)
 
 
 def _face(scene: Scene, layout: Layout, facades: buildings.Facades, plan: buildings.Plan, along: float, side: int,
           setback: float) -> None:  # fmt: skip
-    """Puts a building with its front along the pavement; fronts face -y of their own."""
-    # On the inside of a bend a straight front would cut the pavement, so it steps back by the sagitta.
-    ends = layout.point(along + np.array([-1, 0, 1]) * plan.width / 2, 0.0)
-    sagitta = float(np.abs(np.linalg.norm(ends[1] - ends[[0, 2]].mean(0))))
-    x, y = layout.point(along, side * (layout.edge + setback + sagitta))
-    yaw = float(layout.yaw(along)) + (0 if side > 0 else np.pi)
+    """Puts a building with its front along the pavement."""
+    x, y, yaw = _front(layout, along, side, plan.width, setback)
     buildings.building(scene, facades, plan, (x, y, KERB), yaw)
 
 
@@ -329,7 +419,7 @@ def _kerbside(scene: Scene, layout: Layout, palette: props.Palette, along: float
     yaw = float(layout.yaw(along)) + (0 if side > 0 else np.pi)
     at = (x, y, KERB)
     if rng.random() < layout.green * 0.75:
-        props.tree(scene, palette, at, 1.2, headroom=2.5)
+        props.tree(scene, palette, at, 1.2, headroom=2.5, reach=layout.pavement - 0.6)
         return 1
     if rng.random() < layout.furniture:
         kind = int(rng.integers(6))

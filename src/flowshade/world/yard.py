@@ -58,17 +58,19 @@ def build_yard(scene: Scene) -> tuple[str, ...]:
     works = machines.make_works(scene)
     _ground(scene, plot)
     hall = _surroundings(scene, plot, palette, works)
-    stored = _store(scene, plot, palette, works)
+    stored, gaps = _store(scene, plot, palette, works)
     centre = _middle(scene, plot, palette, works)
     lifts, people = _traffic(scene, plot, palette, works)
     _rails(scene, plot)
+    _oddments(scene, palette, works, gaps)
+    props.far_woods(scene, palette, (plot.half[0] + 24, plot.half[1] + 24), 2.6, 34)
     return _captions(hall, stored, centre, lifts, people)
 
 
 def _ground(scene: Scene, plot: Plot) -> None:
     rng = scene.rng
     lawn = textures.grass(rng, scene.vary((0.32, 0.38, 0.18), 0.03), scene.vary((0.5, 0.46, 0.3)))
-    scene.ground(160, 0.0, scene.material(texture=lawn, roughness=0.95, repeat=(55, 55)))
+    scene.ground(420, 0.0, scene.material(texture=lawn, roughness=0.95, repeat=(140, 140)))
     tone = scene.pick(((0.52, 0.51, 0.49), (0.36, 0.36, 0.37), (0.58, 0.53, 0.45)))
     picture = scene.pick(
         (textures.slabs(rng, scene.vary(tone), rows=2, columns=2), textures.speckle(rng, scene.vary(tone)))
@@ -110,7 +112,7 @@ def _surroundings(scene: Scene, plot: Plot, palette: props.Palette, works: machi
             at += width + rng.uniform(0.5, 7)
     for side in (-1, 1):
         for _ in range(5):
-            spot = (side * (x + rng.uniform(4, 12)), rng.uniform(-1, 1) * y, 0.0)
+            spot = (side * (x + rng.uniform(8, 15)), rng.uniform(-1, 1) * y, 0.0)
             grow = scene.pick((props.tree, props.tree, props.fir))
             grow(scene, palette, spot)
         if rng.random() < 0.6:
@@ -136,8 +138,12 @@ def _shed(scene: Scene, position: tuple[float, float, float], yaw: float, width:
     scene.shape(place, meshes.boxes(panes, np.array([1.6, 0.06, 0.9])), palette.glass)
 
 
-def _store(scene: Scene, plot: Plot, palette: props.Palette, works: machines.Works) -> set[str]:
-    """Goods and machines along the wall, a slot each; gives what there is."""
+Slot = tuple[float, float, float]
+"""x, y and yaw."""
+
+
+def _store(scene: Scene, plot: Plot, palette: props.Palette, works: machines.Works) -> tuple[set[str], list[Slot]]:
+    """Goods and machines along the wall, a slot each; gives what there is, and the slots that hold only a mast."""
     rng = scene.rng
     x, y = plot.store
     slots = [(at, side * y, 0.0 if side < 0 else np.pi) for side in (-1, 1) for at in np.arange(-x + 4, x - 2, 7.2)]
@@ -147,6 +153,7 @@ def _store(scene: Scene, plot: Plot, palette: props.Palette, works: machines.Wor
         for at in np.arange(-y + 6.5, y - 5, 7.2)
     ]
     found: set[str] = set()
+    gaps: list[Slot] = []
     weights = np.array([0.26, 0.14, 0.1, 0.12, 0.14, 0.14, 0.1]) * rng.uniform(0.3, 1.7, 7)
     for px, py, yaw in slots:
         kind = str(rng.choice(["containers", "tanks", "silos", "generators", "pallets", "crates", "gap"],
@@ -170,7 +177,36 @@ def _store(scene: Scene, plot: Plot, palette: props.Palette, works: machines.Wor
             props.crate_pile(scene, palette, (px, py + np.sign(py) * inward, 0.01), yaw)
         else:
             machines.floodlight(scene, works, palette, at, yaw + np.pi / 2)
-    return found
+            gaps.append((px, py, yaw))
+    return found, gaps
+
+
+def _oddments(scene: Scene, palette: props.Palette, works: machines.Works, gaps: list[Slot]) -> None:
+    """Cones, tyres, cable drums and barriers on both sides of the masts that stand in gaps."""
+    rng = scene.rng
+    for px, py, yaw in gaps:
+        for side in (-1, 1):
+            reach = side * rng.uniform(1.6, 2.2)
+            at = (px + reach * np.cos(yaw), py + reach * np.sin(yaw), 0.01)
+            place = scene.place("oddment", at, yaw + rng.normal(0, 0.3))
+            kind = int(rng.integers(4))
+            if kind == 0:
+                cones = [meshes.cone(0.2, 0.7, segments=10).moved((x, 0, 0)) for x in (-0.7, 0.0, 0.7)]
+                scene.shape(place, meshes.join(cones), scene.material((0.9, 0.36, 0.08), roughness=0.6))
+            elif kind == 1:
+                for level in range(int(rng.integers(2, 6))):
+                    shift = rng.normal(0, 0.03, 2)
+                    scene.solid(place, "cylinder", (0.4, 0.11), (*shift, 0.11 + 0.22 * level), palette.rubber)
+            elif kind == 2:
+                flat = (0.7071, 0.7071, 0.0, 0.0)
+                for y in (-0.35, 0.35):
+                    scene.solid(place, "cylinder", (0.75, 0.04), (0, y, 0.75), palette.wood, quat=flat)
+                scene.solid(place, "cylinder", (0.4, 0.33), (0, 0, 0.75), scene.pick(works.signal), quat=flat)
+            else:
+                boards = np.array([(0, 0, 0.55), (0, 0, 0.9)])
+                scene.shape(place, meshes.boxes(boards, np.array([1.7, 0.05, 0.22]), tile=0.8), works.stripes)
+                feet = np.array([(-0.7, 0, 0.5), (0.7, 0, 0.5)])
+                scene.shape(place, meshes.boxes(feet, np.array([0.06, 0.4, 1.0])), palette.dark_metal)
 
 
 def _middle(scene: Scene, plot: Plot, palette: props.Palette, works: machines.Works) -> str:
@@ -185,7 +221,7 @@ def _middle(scene: Scene, plot: Plot, palette: props.Palette, works: machines.Wo
                 if rng.random() < 0.62:
                     machines.containers(scene, works, (px, py, 0.01), 0.0, 2)
     elif kind == "tanks":
-        for px in np.arange(-x + 2.5, x - 1, 5.2):
+        for px in np.arange(-x + 2.5, x - 2.4, 5.2):
             for py in (-0.5 * y, 0.5 * y):
                 make = scene.pick((machines.tank, machines.tank, machines.silo))
                 make(scene, works, palette, (px, py, 0.01), scene.pick((-1, 1)) * np.pi / 2)
@@ -239,9 +275,9 @@ def _rails(scene: Scene, plot: Plot) -> None:
     x, y = plot.half
     for inset in (5.9, 6.4, 7.0):
         ring = loop(plot.ring(inset), 0.01)
-        scene.rails.append(Rail(ring, (1.1, 2.0), (1.4, 2.0), weight=1.2, spread=np.pi))
+        scene.rails.append(Rail(ring, (1.1, 2.0), (1.4, 2.0), ("heading", "inward"), weight=1.2))
     for height in ((3.8, 6.0), (6.5, 10.0)):
-        scene.rails.append(Rail(loop(plot.ring(8.0), 0.01), (1.5, 4.0), height, ("heading", "swing"), clearance=0.6))
+        scene.rails.append(Rail(loop(plot.ring(8.0), 0.01), (1.5, 4.0), height, ("heading", "inward"), clearance=0.6))
     scene.rails.append(Rail(loop((0.75 * x, 0.7 * y), 0.01), (2.0, 4.0), (11.5, 14.0), ("heading",), weight=0.5))
 
 
