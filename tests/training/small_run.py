@@ -1,8 +1,9 @@
 """A whole run at the smallest size, on clips that need no tracer; as a program it is one process of such a run.
 
-    python -m tests.training.small_run FOLDER [die-at-update]
+    python -m tests.training.small_run FOLDER [UPDATE]
 
-dies as by `kill -9` before the update of that number, counted over all stages.
+stops before the update of that number, counted over all stages: alone it dies as by `kill -9`; among others the second
+process fails there.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from flowshade.codec.encoding import EncodingProfile
 from flowshade.gbuffer.look import LOOKS
 from flowshade.presets import debug_training
 from flowshade.renderer.prompt import CaptionBank
 from flowshade.training import pool as pool_module
-from flowshade.training import trainer as trainer_module
 from flowshade.training.captions import LookBank
 from flowshade.training.pool import ClipSpec, PackedClip, _first_draws, pack_clip
 from flowshade.training.processes import joined
@@ -74,14 +75,41 @@ def before_update(at: int, what: Callable[[], None]) -> Callable[..., None]:
     return replaced
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def several_config() -> TrainConfig:
+    """What several processes run: the codec's stage last, whose statistics they share."""
+    config = small_config(steps=3, refresh=0)
+    codec, regression, _, rollout = config.stages
+    return dataclasses.replace(config, stages=(regression, rollout, codec))
+
+
+class Fails:
+    """`Trainer._learn` that fails in the second process at an update."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+        self.learn = Trainer._learn
+
+    def __call__(self, trainer: Trainer, *given: Any) -> dict[str, torch.Tensor]:
+        self.left -= 1
+        if self.left < 0 and trainer.processes.rank == 1:
+            raise RuntimeError("no more luck")
+        return self.learn(trainer, *given)
+
+
+def run(folder: Path, at: int | None) -> None:
+    with joined("cpu") as processes:
+        config = small_config() if processes.count == 1 else several_config()
+        trainer = Trainer(config, folder, *small_banks(), processes=processes)
+        if at is not None and processes.count == 1:
+            Trained.update = before_update(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        elif at is not None:
+            fails = Fails(at)
+            Trainer._learn = lambda self, *given: fails(self, *given)
+        trainer.run()
+        save_file(trainer.models.state_dict(), folder / f"rank-{processes.rank}.safetensors")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     pool_module.trace_clip = small_clip
-    if len(sys.argv) > 2:
-        trainer_module.Trained.update = before_update(int(sys.argv[2]), die)
-    with joined("cpu") as processes:
-        Trainer(small_config(), Path(sys.argv[1]), *small_banks(), processes=processes).run()
+    run(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None)
