@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from flowshade.training.distill.processes import joined
+from flowshade.training.processes import joined
 from tests.training.test_distill import line_loop
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ from flowshade.training.distill import state
 from flowshade.training.distill.clips import find_clips, held_out
 from flowshade.training.distill.flash import begin_from_teacher, widened
 from flowshade.training.distill.loop import Draw, Loop, LoopConfig, learning_rate
-from flowshade.training.distill.processes import Processes
 from flowshade.training.distill.run import DistillJob, distill_codec, distill_flash, write_texts
 from flowshade.training.distill.scores import there_and_back
 from flowshade.training.distill.teaching import LessonFolder, list_samples, path_noise
+from flowshade.training.processes import Processes
 from tests.checkpoints.originals import build, small_flash, small_forward, write_flash, write_forward
 from tests.conftest import make_gbuffer
 

@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from flowshade.cli import main
 from flowshade.errors import FlowshadeError
 from flowshade.presets import compact_training, debug_training
 from flowshade.training import run
 from flowshade.training.captions import LookBank
+from flowshade.training.processes import Processes
 
 
 class RecordedTrainer:
@@ -41,7 +43,8 @@ OPTIONS = ["--start", "a", "--seed", "3", "--scale-time", "0.5", "--stages", "fl
 def test_options_reach_the_run(made, capsys) -> None:
     assert main(["train", "compact", "-o", "out", "--captions", "bank", *OPTIONS]) == 0
     config, *rest = made[0]
-    assert rest == [Path("out"), "looks of", Path("bank"), Path("a"), None]
+    alone = Processes(device=torch.device("cpu"))
+    assert rest == [Path("out"), "looks of", Path("bank"), Path("a"), None, alone]
     codec, _, flow, _ = compact_training().stages
     halved = tuple(dataclasses.replace(stage, seconds=stage.seconds / 2) for stage in (codec, flow))
     assert config == dataclasses.replace(compact_training(), stages=halved, seed=3, device="cpu")

@@ -162,7 +162,7 @@ def test_some_clips_are_traced_large(banks):
 
 def test_workers_never_share_a_seed(banks):
     producers = Producers(pool=make_pool(banks, ClipSpec()), workers=3, first_seed=30_000)
-    runs = [[next(seeds) for _ in range(5)] for seeds in (producers.seeds(worker) for worker in range(3))]
+    runs = [[next(seeds) for _ in range(5)] for seeds in [producers.seeds(worker) for worker in range(3)]]
     flat = [seed for run in runs for _, seed in run]
     assert sorted(flat) == list(range(30_000, 30_015))
 
@@ -268,37 +268,6 @@ def test_latents_are_normalised_after_the_codec_stage(debug_run):
     decoder = load_renderer_file(debug_run / "00-codec.safetensors").decoder
     assert (decoder.latent_std > 0).all()
     assert not torch.equal(decoder.latent_std, torch.ones_like(decoder.latent_std))
-
-
-def test_a_stopped_run_goes_on_where_it_was(banks, tmp_path, monkeypatch):
-    config = dataclasses.replace(debug_training(), save_seconds=0.0)
-    config = dataclasses.replace(config, stages=(dataclasses.replace(config.stages[0], steps=8),), log_every=4)
-    spec = config.clips
-    monkeypatch.setattr(pool_module, "trace_clip", lambda kind, seed, *rest: packed(seed, spec)[2])
-
-    class Stopped(Exception):
-        pass
-
-    trainer = Trainer(config, tmp_path, *banks)
-    report = trainer._report
-
-    def stop_after_first_report(*arguments):
-        report(*arguments)
-        raise Stopped
-
-    monkeypatch.setattr(trainer, "_report", stop_after_first_report)
-    with pytest.raises(Stopped):
-        trainer.run()
-    left = load_checkpoint(tmp_path / "checkpoint.safetensors")
-    assert left.progress.step == 3
-    assert left.optimiser
-    resumed = Trainer(config, tmp_path, *banks)
-    assert resumed.progress == left.progress
-    for name, value in resumed.models.state_dict().items():
-        assert torch.equal(value, left.model[name]), name
-    resumed.run()
-    assert log_of(tmp_path, "codec")[-1]["step"] == 8
-    assert load_checkpoint(tmp_path / "checkpoint.safetensors").progress.stage == 1
 
 
 def rollouts(**changes) -> TrainConfig:

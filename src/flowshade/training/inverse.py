@@ -24,7 +24,7 @@ from flowshade.training.degrade import Degradation, degrade, mirror
 from flowshade.training.losses import change_loss
 from flowshade.training.pool import Batch
 from flowshade.training.samples import write_sheet
-from flowshade.training.stages import Data, Stage, StageConfig, WithoutFinish
+from flowshade.training.stages import Data, Stage, StageConfig, StageDefaults
 from flowshade.types import CORE_CHANNELS, FRAMES_PER_LATENT, Camera
 
 FARTHEST = 5000.0
@@ -400,8 +400,12 @@ class _Streams:
     state: InverseState | None = None
     last: tuple[Estimate, Targets] | None = field(default=None, repr=False)
 
+    @property
+    def done(self) -> bool:
+        return self.start >= self.run.rgb.shape[1]
 
-class InverseStage(WithoutFinish):
+
+class InverseStage(StageDefaults):
     """Streams that keep their state from run to run; gradients do not cross runs."""
 
     def __init__(self, config: StageConfig, models: InverseModels, data: Data) -> None:
@@ -413,9 +417,13 @@ class InverseStage(WithoutFinish):
     def modules(self) -> list[nn.Module]:
         return [self.models.inverse]
 
+    @property
+    def resting(self) -> bool:
+        return self._streams is None or self._streams.done
+
     def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
         streams = self._streams
-        if streams is None or streams.start >= streams.run.rgb.shape[1]:
+        if streams is None or streams.done:
             streams = self._streams = self._begin()
         frames = slice(streams.start, streams.start + streams.frames)
         rgb, targets, motion = streams.run.part(frames)
@@ -430,7 +438,7 @@ class InverseStage(WithoutFinish):
         config, data = self.config, self.data
         batch = data.pool.draw(config.batch, config.latents, data.rng)
         run = self.models.spoil(batch, data.rng)
-        return _Streams(run=run, frames=FRAMES_PER_LATENT * int(data.rng.choice(config.windows)))
+        return _Streams(run=run, frames=FRAMES_PER_LATENT * int(data.shared.choice(config.windows)))
 
 
 def _newest(values):

@@ -12,8 +12,10 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +27,8 @@ from flowshade.codec.encoding import EncodingProfile, encode_buffers
 from flowshade.color import from_bytes, to_bytes
 from flowshade.training.captions import LookBank
 from flowshade.types import CORE_CHANNELS, FRAMES_PER_LATENT, Camera, GBuffer, Planes, stream_frame
+
+SPAWN = torch.multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +119,8 @@ def trace_clip(
     from flowshade.gbuffer.trace import Tracer
     from flowshade.world import make_world
 
-    rng = np.random.default_rng(seed)
-    world = make_world(kind, seed, fps=float(rng.choice(spec.frame_rates)))
-    large = spec.large_share > 0 and rng.random() < spec.large_share
+    rng, rate, large = _first_draws(seed, spec)
+    world = make_world(kind, seed, fps=rate)
     rows = [bank.draw(kind, rng) for _ in range(spec.large_looks if large else spec.looks)]
     tracer = Tracer(
         world.model,
@@ -136,6 +139,13 @@ def trace_clip(
     sun = torch.stack([look.sun_vector() * look.has_sun for look in looks])
     clip = GBuffer.cat([frame.gbuffer for frame in frames])
     return pack_clip(clip, pictures, torch.tensor(rows), sun.float(), profile)
+
+
+def _first_draws(seed: int, spec: ClipSpec) -> tuple[np.random.Generator, float, bool]:
+    """A clip's generator, its frame rate and whether it is large."""
+    rng = np.random.default_rng(seed)
+    rate = float(rng.choice(spec.frame_rates))
+    return rng, rate, spec.large_share > 0 and rng.random() < spec.large_share
 
 
 @dataclass(kw_only=True)
@@ -202,7 +212,9 @@ class ClipPool:
     _small: _Shelf = field(init=False, repr=False)
     _large: _Shelf = field(init=False, repr=False)
     received: int = 0
-    """Clips put into the pool since it was made; the oldest are replaced."""
+    """Clips put into the pool; the oldest are replaced."""
+    pairs: int = 0
+    """Pictures with their buffers that were put into it."""
 
     def __post_init__(self) -> None:
         self._small = _Shelf(capacity=self.capacity, device=self.device)
@@ -212,7 +224,22 @@ class ClipPool:
         """Stores a clip in the slot of the oldest one of its size."""
         large = self.spec.large_share > 0 and tuple(clip.rgb.shape[-2:]) == self.spec.large_size
         (self._large if large else self._small).put(clip)
+        self.pairs += clip.rgb.shape[0] * clip.rgb.shape[1]
         self.received += 1
+
+    def skip(self, *, large: bool) -> None:
+        """Counts a clip that was put and is replaced by now, instead of putting it again."""
+        (self._large if large else self._small).received += 1
+        self.received += 1
+
+    def replaced(self, large: Sequence[bool]) -> list[bool]:
+        """Which clips are replaced once clips of these sizes have been put, in this order."""
+        room = {True: self._large.capacity, False: self._small.capacity}
+        gone = []
+        for size in reversed(large):
+            gone.append(room[size] <= 0)
+            room[size] -= 1
+        return gone[::-1]
 
     def __len__(self) -> int:
         return sum(self._small.valid) + sum(self._large.valid)
@@ -297,6 +324,8 @@ class Producers:
     pool: ClipPool
     workers: int
     first_seed: int = 0
+    stride: int = 1
+    """Between seeds: others' producers have those that lie between."""
     trace_device: str = "cpu"
     interval: float = 0.0
     """Seconds between clips once `fill` has returned; workers wait meanwhile and leave their GPU to the trainer.
@@ -308,22 +337,53 @@ class Producers:
     _processes: list = field(default_factory=list, repr=False)
     _stop: threading.Event = field(default_factory=threading.Event, repr=False)
     _failure: list[str] = field(default_factory=list, repr=False)
+    _begun: Any = field(default_factory=lambda: SPAWN.Value("q", 0), repr=False)
+    """Clips that were begun, counted over all workers."""
+
+    @property
+    def begun(self) -> int:
+        """Clips that were begun: the place of the next seed."""
+        return self._begun.get_obj().value  # without the lock, which a worker may have died with
 
     def seeds(self, worker: int) -> Iterator[tuple[str, int]]:
-        """The worlds that a worker makes: kinds in turn, seeds never shared with another worker."""
-        kinds, seed = self.pool.spec.kinds, self.first_seed + worker
+        """The worlds that a worker makes: whichever are next, so that no two workers make one, nor one twice."""
         while True:
-            yield kinds[seed % len(kinds)], seed
-            seed += max(self.workers, 1)
+            with self._begun.get_lock():
+                index = self._begun.value
+                self._begun.value = index + 1
+            yield self._world(index)
+
+    def _world(self, index: int) -> tuple[str, int]:
+        """Kinds in turn."""
+        kinds = self.pool.spec.kinds
+        return kinds[(self.first_seed + index) % len(kinds)], self.first_seed + self.stride * index
+
+    def go_on(self, begun: int) -> None:
+        """Takes up where producers stopped that had begun so many clips.
+
+        Without workers the pool is what it was: its clips are traced again. With workers, who deliver in no certain
+        order, clips are new ones, of the seeds that come next.
+        """
+        if self.workers == 0:
+            sizes = [_first_draws(self._world(index)[1], self.pool.spec)[2] for index in range(begun)]
+            for index, gone in enumerate(self.pool.replaced(sizes)):
+                if gone:
+                    self.pool.skip(large=sizes[index])
+                else:
+                    self._trace(*self._world(index))
+        self._begun.value = begun
+
+    def _trace(self, kind: str, seed: int) -> None:
+        pool = self.pool
+        pool.put(trace_clip(kind, seed, pool.bank, pool.spec, pool.profile, self.trace_device))
 
     def start(self) -> None:
         if self.workers == 0:
             return
-        context = torch.multiprocessing.get_context("spawn")
-        clips, permits = context.Queue(maxsize=2 * self.workers), context.Semaphore(self.workers)
+        clips, permits = SPAWN.Queue(maxsize=2 * self.workers), SPAWN.Semaphore(self.workers)
         for worker in range(self.workers):
             arguments = (worker, self, clips, permits)
-            process = context.Process(target=_produce, args=arguments, daemon=True)
+            process = SPAWN.Process(target=_work, args=arguments, daemon=True)
             process.start()
             self._processes.append(process)
         threading.Thread(target=self._receive, args=(clips, permits), daemon=True).start()
@@ -336,14 +396,26 @@ class Producers:
             "pool": light,
             "workers": self.workers,
             "first_seed": self.first_seed,
+            "stride": self.stride,
             "trace_device": self.trace_device,
             "interval": self.interval,
+            "_begun": self._begun,
         }
 
     def __setstate__(self, state: dict) -> None:
+        begun = state.pop("_begun")
         self.__init__(**state)
+        self._begun = begun
 
     def _receive(self, clips, permits) -> None:
+        """Body of the thread that fills the pool. A failure travels to the trainer as text."""
+        try:
+            self._receive_all(clips, permits)
+        except Exception:
+            self._failure.append(traceback.format_exc())
+            raise
+
+    def _receive_all(self, clips, permits) -> None:
         stream = torch.cuda.Stream(self.pool.device) if self.pool.device.type == "cuda" else None
         while not self._stop.is_set():
             try:
@@ -367,15 +439,11 @@ class Producers:
         Workers have at least `seconds` for it.
         """
         until = time.perf_counter() + seconds
-        generator = self.seeds(0)
-        for _ in range(self.pool.received if self.workers == 0 else 0):
-            next(generator)
+        worlds = self.seeds(0)
         while self.pool.received < clips or (self.workers and time.perf_counter() < until):
             self.check()
             if self.workers == 0:
-                kind, seed = next(generator)
-                pool = self.pool
-                pool.put(trace_clip(kind, seed, pool.bank, pool.spec, pool.profile, self.trace_device))
+                self._trace(*next(worlds))
             else:
                 time.sleep(0.05)
         self._filled.set()
@@ -394,10 +462,21 @@ class Producers:
             process.terminate()
 
 
+def _work(worker: int, producers: Producers, clips, permits) -> None:
+    """A worker process. It ends with the trainer, however that ends."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _produce(worker, producers, clips, permits)
+
+
+def _end_with_parent() -> None:
+    parent = torch.multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
 def _produce(worker: int, producers: Producers, clips, permits) -> None:
     """Body of a worker process. A failure travels to the trainer as text."""
-    import traceback
-
     torch.set_num_threads(1)
     pool, device = producers.pool, _only_visible(producers.trace_device)
     try:

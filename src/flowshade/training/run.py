@@ -14,6 +14,7 @@ from flowshade.errors import FlowshadeError, MissingDependencyError
 from flowshade.evaluation.perceptual import Trunk
 from flowshade.presets import TRAININGS
 from flowshade.training.captions import build_banks, has_banks, load_banks, save_banks, world_descriptions
+from flowshade.training.processes import Processes, joined
 from flowshade.training.stages import StageConfig
 from flowshade.training.start import load_start
 from flowshade.training.trainer import TrainConfig, Trainer
@@ -72,15 +73,27 @@ def train(
     config = _configure(preset, seed=seed, scale_time=scale_time, stages=stages, device=device)
     if folder.exists() and not folder.is_dir():
         raise FlowshadeError(f"the run's folder {folder} is a file; give a folder, or a name that is free.")
+    with joined(config.device) as processes:
+        banks = processes.jointly(_find_banks, folder, captions, start, config.seed, processes.first)
+        return processes.jointly(_make_trainer, config, folder, banks, start, processes).run()
+
+
+def _find_banks(folder: Path, captions: Path | None, start: Path | None, seed: int, first: bool) -> Path:
+    """The folder of captions, made by the first process if need be."""
     if start is not None:
         load_start(start)  # a file of another kind fails here, before captions are made
-    if captions is None:
-        captions = folder / "captions"
-        if not has_banks(captions):
-            print(f"making captions in {captions} (about a minute)", flush=True)
-            write_captions(captions, seed=seed)
-    trunk = _load_trunk(captions / TRUNK) if any(stage.lpips for stage in config.stages) else None
-    return Trainer(config, folder, *load_banks(captions), start, trunk).run()
+    if captions is not None:
+        return captions
+    captions = folder / "captions"
+    if first and not has_banks(captions):
+        print(f"making captions in {captions} (about a minute)", flush=True)
+        write_captions(captions, seed=seed)
+    return captions
+
+
+def _make_trainer(config: TrainConfig, folder: Path, banks: Path, start: Path | None, processes: Processes) -> Trainer:
+    trunk = _load_trunk(banks / TRUNK) if any(stage.lpips for stage in config.stages) else None
+    return Trainer(config, folder, *load_banks(banks), start, trunk, processes)
 
 
 def _load_trunk(path: Path) -> Trunk:

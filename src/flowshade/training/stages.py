@@ -35,6 +35,7 @@ from flowshade.renderer.renderer import Renderer, RendererConfig
 from flowshade.renderer.transformer import TextContext
 from flowshade.training.losses import change_loss, perceptual_loss, picture_loss
 from flowshade.training.pool import Batch, ClipPool
+from flowshade.training.processes import Processes
 from flowshade.types import FRAMES_PER_LATENT, Planes
 
 StageName = Literal["codec", "regression", "flow", "rollout", "inverse"]
@@ -155,7 +156,7 @@ class Models(nn.Module):
         decoder._picture = torch.compile(decoder._picture, dynamic=False)  # pyright: ignore
 
     def _context(self, data: Data) -> Context:
-        return Context(models=self, pool=data.pool, captions=data.captions, rng=data.rng, trunk=data.trunk)
+        return Context(models=self, **vars(data))
 
     @torch.no_grad()
     def latents(self, rgb: Float[Tensor, "B T 3 H W"], planes: Planes) -> Float[Tensor, "B C L h w"]:
@@ -173,11 +174,35 @@ class Stage(Protocol):
         ...
 
     def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """Draws a batch; its loss and what to log."""
+        """Draws a batch; its loss and what to log. Processes do not wait for each other here."""
+        ...
+
+    def updated(self, step: int) -> None:
+        """Called by all processes together after an update, with the number of those before it."""
+        ...
+
+    @property
+    def resting(self) -> bool:
+        """Whether nothing that was drawn is still to be used, so that the models and the random states are all."""
         ...
 
     def finish(self) -> None:
-        """Called once after the stage's last update, with the averaged weights in place."""
+        """Called once by all processes after the stage's last update, with the averaged weights in place."""
+        ...
+
+
+class StageDefaults:
+    """A stage whose calls stand alone and that has nothing to do between or after them."""
+
+    @property
+    def resting(self) -> bool:
+        return True
+
+    def updated(self, step: int) -> None:
+        """Nothing is to be done."""
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
 
 
 @dataclass(kw_only=True)
@@ -187,6 +212,10 @@ class Data:
     pool: ClipPool
     captions: CaptionBank
     rng: np.random.Generator
+    """This process's own."""
+    shared: np.random.Generator
+    """Draws the same in every process: how long calls take, so that none waits for the others."""
+    processes: Processes
     trunk: Trunk | None = None
     """For stages with LPIPS."""
 
@@ -238,20 +267,14 @@ def drop_buffers(planes: Planes, share: float, profile: EncodingProfile, rng: np
             planes.values[row, :, slices[name]] = 0
 
 
-class WithoutFinish:
-    """A stage that has nothing to do after its last update."""
-
-    def finish(self) -> None:
-        """Nothing is left to do."""
-
-
-class CodecStage:
+class CodecStage(StageDefaults):
     """Picture encoder and guided decoder: pictures to latents and back, with noise on the latents."""
 
     def __init__(self, config: StageConfig, context: Context) -> None:
         self.config = config
         self.context = context
-        self._updates = 0
+        self._moments: Tensor | None = None
+        """Of the last call's latents: mean and mean square, [2, C]."""
 
     def modules(self) -> list[nn.Module]:
         models = self.context.models
@@ -261,7 +284,7 @@ class CodecStage:
         models, batch = self.context.models, self.context.draw(self.config)
         decoder = models.renderer.decoder
         raw = models.picture_encoder(batch.rgb, batch.planes).float()
-        self._track_statistics(raw.detach())
+        self._moments = _moments(raw.detach())
         latents = decoder.normalise(raw)
         rgb = decoder(latents + self.config.latent_noise * torch.randn_like(latents), batch.planes)
         loss = picture_loss(rgb, batch.rgb)
@@ -272,21 +295,31 @@ class CodecStage:
         """Measures the latents' mean and spread. What the decoder makes of a picture's latents does not change."""
         models = self.context.models
         batches = [self.context.draw(self.config) for _ in range(16)]
-        raw = torch.cat([models.picture_encoder(batch.rgb, batch.planes).float() for batch in batches])
-        models.renderer.decoder.set_statistics(raw.mean((0, 2, 3, 4)), raw.std((0, 2, 3, 4)).clamp(min=1e-3))
+        moments = [_moments(models.picture_encoder(batch.rgb, batch.planes).float()) for batch in batches]
+        models.renderer.decoder.set_statistics(*self._statistics(torch.stack(moments).mean(0)))
 
     @torch.no_grad()
-    def _track_statistics(self, raw: Float[Tensor, "B C L h w"]) -> None:
+    def updated(self, step: int) -> None:
         """Running mean and spread of the latents, a cumulative average first, then an exponential one."""
+        assert self._moments is not None
         decoder = self.context.models.renderer.decoder
-        weight = max(1 / (self._updates + 1), 0.01)
-        mean = decoder.latent_mean.lerp(raw.mean((0, 2, 3, 4)), weight)
-        std = decoder.latent_std.lerp(raw.std((0, 2, 3, 4)).clamp(min=1e-3), weight)
-        decoder.set_statistics(mean, std)
-        self._updates += 1
+        weight = max(1 / (step + 1), 0.01)
+        mean, std = self._statistics(self._moments)
+        decoder.set_statistics(decoder.latent_mean.lerp(mean, weight), decoder.latent_std.lerp(std, weight))
+
+    def _statistics(self, moments: Float[Tensor, "2 C"]) -> tuple[Float[Tensor, " C"], Float[Tensor, " C"]]:
+        """Mean and spread of the latents of all processes."""
+        mean, square = self.context.processes.mean(moments)
+        return mean.float(), (square - mean.square()).clamp(min=1e-6).sqrt().float()
 
 
-class FlowStage(WithoutFinish):
+def _moments(raw: Float[Tensor, "B C L h w"]) -> Float[Tensor, "2 C"]:
+    """Mean and mean square by channel, float64: their difference is small where a mean is far from 0."""
+    mean, variance = raw.mean((0, 2, 3, 4)).double(), raw.var((0, 2, 3, 4), correction=0).double()
+    return torch.stack([mean, variance + mean.square()])
+
+
+class FlowStage(StageDefaults):
     """Windows with their true, corrupted past: predict the velocity from noise to latents.
 
     As "regression" the noise is always full and the loss is on the pictures too.
@@ -301,9 +334,9 @@ class FlowStage(WithoutFinish):
         return [renderer.encoder, renderer.transformer]
 
     def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        models, batch, rng = self.context.models, self.context.draw(self.config), self.context.rng
+        models, batch = self.context.models, self.context.draw(self.config)
         renderer = models.renderer
-        window = int(rng.choice(self.config.windows))
+        window = int(self.context.shared.choice(self.config.windows))
         features = renderer.encoder(batch.planes)
         target = models.latents(batch.rgb, batch.planes)
         windows = forced_windows(target, features, window, renderer.transformer.history_frames)
@@ -378,7 +411,7 @@ def forced_windows(
     )
 
 
-class RolloutStage(WithoutFinish):
+class RolloutStage(StageDefaults):
     """Streams run as at inference, on their own past; each window is compared with the true pictures.
 
     One window a call: gradients do not cross windows. The decoder learns along, since what it is given is no longer
@@ -394,15 +427,19 @@ class RolloutStage(WithoutFinish):
         renderer = self.context.models.renderer
         return [renderer.encoder, renderer.transformer, renderer.decoder]
 
+    @property
+    def resting(self) -> bool:
+        return self._streams is None or self._streams.done
+
     def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        renderer, rng = self.context.models.renderer, self.context.rng
+        renderer, shared = self.context.models.renderer, self.context.shared
         if self._streams is None or self._streams.done:
             batch = self.context.draw(self.config)
             target = self.context.models.latents(batch.rgb, batch.planes) if self.config.latent else None
             memory = HistoryMemory(renderer.transformer.history_frames)
             self._streams = _Streams(batch=batch, target=target, memory=memory)
-            self._streams.window = int(rng.choice(self.config.windows))
-            self._streams.steps = int(rng.choice(self.config.rollout_steps))
+            self._streams.window = int(shared.choice(self.config.windows))
+            self._streams.steps = int(shared.choice(self.config.rollout_steps))
         streams = self._streams
         planes, rgb, target, caption, sun = streams.next_window()
         features = renderer.encoder(planes)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flowshade.checkpoints.store import FORMAT, INVERSE_FORMAT, load_state, load_strictly
 from flowshade.errors import CheckpointError
-from flowshade.training.checkpoint import load_checkpoint
+from flowshade.training.checkpoint import load_average
 
 PREFIXES = {FORMAT: "renderer.", INVERSE_FORMAT: "inverse."}
 """Format of a file of weights -> where its model stands among those that are trained."""
@@ -28,7 +28,7 @@ def load_start(path: Path) -> dict[str, Tensor]:
         )
     state, metadata = load_state(path)
     if "progress" in metadata:
-        return load_checkpoint(path).average
+        return load_average(path)
     prefix = PREFIXES.get(metadata.get("format", ""))
     if prefix is None:
         raise CheckpointError(

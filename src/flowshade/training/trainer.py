@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import math
+import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from flowshade.errors import FlowshadeError
+from flowshade.errors import CheckpointError, FlowshadeError
 from flowshade.evaluation.perceptual import Trunk
+from flowshade.files import plain
 from flowshade.renderer.prompt import CaptionBank
 from flowshade.training.captions import LookBank
-from flowshade.training.checkpoint import Checkpoint, Progress, load_checkpoint, restore_optimiser, save_checkpoint
+from flowshade.training.checkpoint import Checkpoint, ProcessState, Progress, load_checkpoint, save_checkpoint
 from flowshade.training.pool import ClipPool, ClipSpec, Producers
+from flowshade.training.processes import Processes
+from flowshade.training.settings import differing
 from flowshade.training.stages import Data, Stage, StageConfig, Trainable
 from flowshade.training.start import begin_from, load_start
 
@@ -66,12 +73,109 @@ class TrainConfig:
     log_every: int = 50
     save_seconds: float = 120.0
 
+    def __post_init__(self) -> None:
+        names = [stage.name for stage in self.stages]
+        if not names or len(set(names)) < len(names):
+            raise FlowshadeError(
+                f"a run of the stages {', '.join(names) or '(none)'} was asked for; expected one or more, each once. "
+                "For a stage once more begin another run from this one's checkpoint."
+            )
+
+
+FREE = ("save_seconds", "log_every", "workers", "interval", "first_seconds", "compile", "tune")
+"""What may be different when a run goes on: how fast it goes and what it writes, not what it computes."""
+
+
+def settings_of(config: TrainConfig, looks: LookBank, captions: CaptionBank, processes: int) -> dict[str, Any]:
+    """What of a run must stay as it is, as JSON knows it; stages by name."""
+    values = {name: value for name, value in dataclasses.asdict(config).items() if name not in FREE}
+    texts = json.dumps([plain(dataclasses.asdict(looks)), captions.texts])
+    settings = values | {
+        "stages": {stage["name"]: stage for stage in values["stages"]},
+        "order": " ".join(stage.name for stage in config.stages),
+        "device": torch.device(config.device).type,
+        "captions": hashlib.sha256(texts.encode()).hexdigest()[:12],
+        "processes": processes,
+    }
+    return json.loads(json.dumps(plain(settings)))
+
+
+class Trained:
+    """The parameters that a stage trains, with their gradients, their optimiser and their averages.
+
+    Args:
+        models: all of them; what the stage does not train gets no gradients.
+        modules: those that it trains.
+        average: averaged weights by name, changed in place.
+        learning_rate: at first.
+        processes: who share the gradients.
+    """
+
+    def __init__(
+        self,
+        models: nn.Module,
+        modules: Sequence[nn.Module],
+        average: Mapping[str, Tensor],
+        learning_rate: float,
+        processes: Processes,
+    ) -> None:
+        names = names_of(models, modules)
+        self.parameters = {name: value for name, value in models.named_parameters() if name in names}
+        models.requires_grad_(False)
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(True)
+        fused = processes.device.type == "cuda"
+        self.optimiser = torch.optim.AdamW(
+            self.parameters.values(), learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=fused
+        )
+        self._processes = processes
+        self._averages = [average[name] for name in self.parameters]
+        self._weights = [parameter.detach() for parameter in self.parameters.values()]
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of a loss; what it does not depend on gets zeros, so that an update is of all in every process."""
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        for parameter in self.parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def update(self, rate: float, decay: float) -> None:
+        """One step with the gradients' mean over processes, and the averages'."""
+        parameters = list(self.parameters.values())
+        self._processes.average([parameter.grad for parameter in parameters if parameter.grad is not None])
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        self.optimiser.step()
+        get_ema_multi_avg_fn(decay)(self._averages, self._weights, 0)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """The optimiser's, by name."""
+        states = self.optimiser.state_dict()["state"]
+        return {name: states[index] for index, name in enumerate(self.parameters) if index in states}
+
+    def restore(self, state: Mapping[str, dict[str, Tensor]]) -> None:
+        """Takes what `state` gave."""
+        states = {index: state[name] for index, name in enumerate(self.parameters) if name in state}
+        self.optimiser.load_state_dict({"state": states, "param_groups": self.optimiser.state_dict()["param_groups"]})
+
+
+def names_of(models: nn.Module, modules: Sequence[nn.Module]) -> set[str]:
+    """The names that the parameters of some modules have in all of them."""
+    wanted = {id(parameter) for module in modules for parameter in module.parameters()}
+    return {name for name, parameter in models.named_parameters() if id(parameter) in wanted}
+
 
 class Trainer:
     """Runs the stages of a configuration one after another, in a folder that it can be stopped and resumed from.
 
     The folder holds `log.jsonl` (a line every `log_every` updates), `checkpoint.safetensors` (the whole state),
     and after each stage `NN-stage.safetensors` (the averaged weights).
+
+    A run that was stopped in any way goes on from its checkpoint and computes what it would have computed: to the last
+    bit on a CPU without workers, where no stage has a time limit. With several processes each draws batches from
+    clips of its own, gradients are averaged, and the first one writes.
     """
 
     def __init__(
@@ -82,19 +186,22 @@ class Trainer:
         captions: CaptionBank,
         start: Path | None = None,
         trunk: Trunk | None = None,
+        processes: Processes | None = None,
     ) -> None:
         """Makes the models; continues `out` if it holds a checkpoint, else begins from `start`.
 
         Args:
             config: the run.
-            out: its folder.
+            out: its folder; several processes must all see it.
             looks: what producers may ask for.
             captions: of the looks.
             start: a file that a new run begins from (see `load_start`).
             trunk: for stages with LPIPS.
+            processes: who work on it; None = this one alone, on the configuration's device.
 
         Raises:
             FlowshadeError: a stage asks for LPIPS and there is no trunk, or the start does not fit.
+            CheckpointError: the folder's checkpoint is damaged, or of a run with other settings, which are listed.
         """
         if trunk is None and any(stage.lpips for stage in config.stages):
             raise FlowshadeError("a stage trains with LPIPS and no trunk was given; expected Trunk.load('vgg').")
@@ -102,37 +209,77 @@ class Trainer:
         torch.backends.cudnn.benchmark = config.tune
         self.config = config
         self.out = out
-        self.device = torch.device(config.device)
+        self.processes = processes or Processes(device=torch.device(config.device))
+        self.device = self.processes.device
         self.models = config.models.build().to(self.device)
-        self.progress = Progress()
-        self._resumed: Checkpoint | None = None
-        if self._checkpoint_path.exists():
-            self._resumed = load_checkpoint(self._checkpoint_path)
-            self.models.load_state_dict(self._resumed.model, strict=True)
-            self.progress = self._resumed.progress
+        self.settings = settings_of(config, looks, captions, self.processes.count)
+        self.data = self._make_data(looks, captions, trunk)
+        self.producers = self._make_producers()
+        self.progress = Progress(stage=config.stages[0].name)
+        self._saved = self._load()
+        if self._saved is not None:
+            self.models.load_state_dict(self._saved.model, strict=True)
+            self.progress = self._saved.progress
         elif start is not None:
             lacking = self.trainable.may_lack(config.stages)
             fresh = begin_from(self.models, load_start(start), what=str(start), lacking=lacking)
-            print(f"begins from {start}" + (f"; new: {len(fresh)} tensors" if fresh else ""), flush=True)
+            self._print(f"begins from {start}" + (f"; new: {len(fresh)} tensors" if fresh else ""))
+        self._reset_average()
+        if self._saved is not None:
+            self.average = {name: value.to(self.device) for name, value in self._saved.average.items()}
         out.mkdir(parents=True, exist_ok=True)
-        self.average = {name: value.detach().clone() for name, value in self.models.state_dict().items()}
-        if self._resumed is not None:
-            self.average = {name: value.to(self.device) for name, value in self._resumed.average.items()}
-        pool = ClipPool(
-            capacity=config.capacity, spec=config.clips, profile=self.trainable.profile, bank=looks, device=self.device
-        )
-        self.producers = Producers(
-            pool=pool,
-            workers=config.workers,
-            first_seed=config.seed * 10_000,
-            trace_device=trace_device(self.device),
-            interval=config.interval if self._shares_gpu else 0.0,
-        )
-        rng = np.random.default_rng([config.seed, self.progress.stage, self.progress.step])
-        trunk = None if trunk is None else trunk.to(self.device)
-        self.data = Data(pool=pool, captions=captions.to(self.device), rng=rng, trunk=trunk)
+        if self.processes.rank:  # weights are those of the first process, noise is not
+            torch.manual_seed(int(np.random.default_rng([config.seed, self.processes.rank]).integers(2**62)))
         if config.compile:
             self.trainable.compile()
+
+    def _make_data(self, looks: LookBank, captions: CaptionBank, trunk: Trunk | None) -> Data:
+        config, device = self.config, self.device
+        pool = ClipPool(
+            capacity=config.capacity, spec=config.clips, profile=self.trainable.profile, bank=looks, device=device
+        )
+        return Data(
+            pool=pool,
+            captions=captions.to(device),
+            rng=np.random.default_rng([config.seed, 1 + self.processes.rank]),
+            shared=np.random.default_rng([config.seed, 0]),
+            processes=self.processes,
+            trunk=None if trunk is None else trunk.to(device),
+        )
+
+    def _make_producers(self) -> Producers:
+        config, processes = self.config, self.processes
+        return Producers(
+            pool=self.data.pool,
+            workers=config.workers,
+            first_seed=config.seed * 10_000 + processes.rank,
+            stride=processes.count,
+            trace_device=str(self.device) if processes.count > 1 else trace_device(self.device),
+            interval=config.interval if self._shares_gpu else 0.0,
+        )
+
+    def _load(self) -> Checkpoint | None:
+        """The folder's checkpoint, with everything in it looked at; None if there is none."""
+        path = self._checkpoint_path
+        if not path.exists():
+            return None
+        saved = load_checkpoint(path)
+        changed = differing(saved.settings, self.settings)
+        if changed:
+            raise CheckpointError(
+                f"the run in {self.out} was begun with other settings ({'; '.join(changed)[:600]}). Give the same ones "
+                f"to go on, or another folder, with --start {path} to begin from its weights."
+            )
+        stages = {stage.name: stage for stage in self.config.stages}
+        current = saved.progress.stage
+        if (current is not None and current not in stages) or len(saved.processes) != self.processes.count:
+            raise CheckpointError(
+                f"{path} is a damaged training checkpoint (stage {current!r}, {len(saved.processes)} processes); "
+                "restore it from a copy, or begin a new run."
+            )
+        modules = [] if current is None else self.trainable.stage(stages[current], self.data).modules()
+        saved.check(self.models, names_of(self.models, modules), what=str(path))
+        return saved
 
     @property
     def trainable(self) -> Trainable:
@@ -142,97 +289,112 @@ class Trainer:
     @property
     def _shares_gpu(self) -> bool:
         """Whether clips are traced on the GPU that trains."""
-        return self.device.type == "cuda" and torch.cuda.device_count() == 1
+        return self.device.type == "cuda" and (self.processes.count > 1 or torch.cuda.device_count() == 1)
 
     @property
     def _checkpoint_path(self) -> Path:
         return self.out / "checkpoint.safetensors"
 
+    @property
+    def _log_path(self) -> Path:
+        return self.out / "log.jsonl"
+
     def run(self) -> Path:
         """Trains whatever is left; returns the last stage's weights."""
-        self.producers.start()
+        self.processes.spread([*self.models.state_dict().values(), *self.average.values()])
         try:
             self._fill()
-            for index in range(self.progress.stage, len(self.config.stages)):
-                self._run_stage(index)
+            names = [stage.name for stage in self.config.stages]
+            done = len(names) if self.progress.stage is None else names.index(self.progress.stage)
+            if self._saved is None:
+                self._save({}, {})  # from the first update on there is a state to go on from
+            else:
+                self._saved.processes[self.processes.rank].restore(self.data.rng, self.data.shared, self.device)
+            for stage in self.config.stages[done:]:
+                self._run_stage(stage)
+            self.processes.wait()
         finally:
             self.producers.stop()
-        return self._weights_path(len(self.config.stages) - 1)
+        return self._weights_path(self.config.stages[-1])
 
     def _fill(self) -> None:
+        """Clips to begin with, or those of the run that goes on."""
         started = time.perf_counter()
-        self.producers.fill(self.config.first_clips, self.config.first_seconds if self._shares_gpu else 0.0)
-        pool, elapsed = self.producers.pool, time.perf_counter() - started
-        frames = pool.received * self.config.clips.frames
-        pairs = frames * self.config.clips.looks / elapsed
+        if self._saved is not None and self.processes.first:
+            cut_log(self._log_path, self._saved.progress.log_bytes)
+        self.processes.jointly(self._trace_first)
+        elapsed, pool = time.perf_counter() - started, self.data.pool
+        pairs = sum(self.processes.gather(pool.pairs)) / elapsed
         self._log({"event": "pool", "clips": pool.received, "seconds": elapsed, "pairs_per_second": pairs})
 
-    def _run_stage(self, index: int) -> None:
-        config = self.config.stages[index]
-        if self.progress.stage != index:
-            self.progress = Progress(stage=index)
+    def _trace_first(self) -> None:
+        if self._saved is not None:
+            self.producers.go_on(self._saved.processes[self.processes.rank].begun)
+        self.producers.start()
+        self.producers.fill(self.config.first_clips, self.config.first_seconds if self._shares_gpu else 0.0)
+
+    def _run_stage(self, config: StageConfig) -> None:
+        if self.progress.stage != config.name:
+            self.progress = Progress(stage=config.name)
         stage = self.trainable.stage(config, self.data)
-        parameters = [p for module in stage.modules() for p in module.parameters()]
-        self.models.requires_grad_(False)
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        fused = self.device.type == "cuda"
-        optimiser = torch.optim.AdamW(
-            parameters, config.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=fused
-        )
-        if self._resumed is not None and self._resumed.optimiser:
-            restore_optimiser(optimiser, self._resumed.optimiser)
-        self._resumed = None
-        trained = _names_of(self.models, parameters)
         if self.progress.step == 0:
             self._reset_average()
-        averages = [self.average[name] for name in trained]
-        weights = [parameter.detach() for name, parameter in self.models.named_parameters() if name in trained]
-        started = last_save = last_log = time.perf_counter()
-        offset = self.progress.seconds
+        trained = Trained(self.models, stage.modules(), self.average, config.learning_rate, self.processes)
         sums: dict[str, Tensor] = {}
-        logged_step = self.progress.step
+        """What is logged stays on the device until it is printed."""
+        if self._saved is not None:
+            trained.restore(self._saved.optimiser)
+            sums = {name: value.to(self.device) for name, value in self._saved.sums.items()}
+            self._saved = None
+        started = last_save = last_log = time.perf_counter()
+        offset, counted = self.progress.seconds, self.progress.step
         while (done := self._share_done(config)) < 1:
-            # Learning rate: linear warm-up, then a cosine to 2% over whichever of updates and time is further on.
-            warm = min(1.0, (self.progress.step + 1) / self.config.warmup)
-            rate = config.learning_rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
-            for group in optimiser.param_groups:
-                group["lr"] = rate
-
             # Loss and gradients.
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.autocast):
-                loss, values = stage.loss()
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimiser.step()
+            for name, value in self.processes.jointly(self._learn, stage, trained).items():
+                sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.float()
 
-            # Averaged weights.
-            decay = min(config.ema, (self.progress.step + 1) / (self.progress.step + 10))
-            get_ema_multi_avg_fn(decay)(averages, weights, 0)
-
-            # What is logged stays on the device until it is printed.
-            for name, value in values.items():
-                sums[name] = sums.get(name, torch.zeros_like(value)) + value
+            # Learning rate: linear warm-up, then a cosine to 2% over whichever of updates and time is further on.
+            step = self.progress.step
+            warm = min(1.0, (step + 1) / self.config.warmup)
+            rate = config.learning_rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+            trained.update(rate, decay=min(config.ema, (step + 1) / (step + 10)))
+            stage.updated(step)
             self.progress.step += 1
-            self.progress.seconds = offset + time.perf_counter() - started
-            if self.progress.step % self.config.log_every == 0:
-                now, count = time.perf_counter(), self.progress.step - logged_step
-                means = {name: float(value) / count for name, value in sums.items()}
-                self._report(config, means, rate, count / (now - last_log))
-                sums, logged_step, last_log = {}, self.progress.step, now
-                if not all(math.isfinite(value) for value in means.values()):
-                    raise RuntimeError(f"stage {config.name} diverged at update {self.progress.step}: {means}")
-                self.producers.check()
-            if self.config.refresh and self.progress.step % self.config.refresh == 0 and self.config.workers == 0:
-                self.producers.fill(self.producers.pool.received + 1)
-            if time.perf_counter() - last_save > self.config.save_seconds:
-                save_checkpoint(self._checkpoint_path, self.models, self.average, optimiser, self.progress)
-                last_save = time.perf_counter()
-        self._finish_stage(index, stage)
 
-    def _weights_path(self, index: int) -> Path:
-        return self.out / f"{index:02d}-{self.config.stages[index].name}.safetensors"
+            # The first process's clock is everyone's.
+            now = time.perf_counter()
+            self.progress.seconds, since_save = self.processes.of_first(offset + now - started, now - last_save)
+            if self.progress.step % self.config.log_every == 0:
+                speed = (self.progress.step - counted) / (now - last_log)
+                self._report(config, self._means(sums, self.progress.step - self.progress.logged), rate, speed)
+                sums, counted, last_log = {}, self.progress.step, now
+                self.progress.logged = self.progress.step
+            if since_save > self.config.save_seconds and stage.resting:
+                self._save(trained.state(), sums)
+                last_save = now
+        self._finish_stage(stage)
+
+    def _learn(self, stage: Stage, trained: Trained) -> dict[str, Tensor]:
+        """This process's part of an update: gradients, what is to be logged, and clips when they are due."""
+        self.producers.check()
+        step, refresh = self.progress.step, self.config.refresh
+        if refresh and step and step % refresh == 0 and self.config.workers == 0:
+            self.producers.fill(self.data.pool.received + 1)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.autocast):
+            loss, values = stage.loss()
+        trained.backward(loss)
+        return values
+
+    def _means(self, sums: Mapping[str, Tensor], count: int) -> dict[str, float]:
+        """Over updates and processes."""
+        means = self.processes.mean(torch.stack(list(sums.values()))) / count
+        return dict(zip(sums, means.tolist(), strict=True))
+
+    def _weights_path(self, config: StageConfig) -> Path:
+        return self.out / f"{self._numbered(config)}.safetensors"
+
+    def _numbered(self, config: StageConfig) -> str:
+        return f"{self.config.stages.index(config):02d}-{config.name}"
 
     def _share_done(self, config: StageConfig) -> float:
         """How much of a stage is over, [0, 1]."""
@@ -242,8 +404,9 @@ class Trainer:
     def _reset_average(self) -> None:
         self.average = {name: value.detach().clone() for name, value in self.models.state_dict().items()}
 
-    def _finish_stage(self, index: int, stage: Stage) -> None:
+    def _finish_stage(self, stage: Stage) -> None:
         """Goes on with the averaged weights and writes them down."""
+        config, stages = stage.config, self.config.stages
         for name, buffer in self.models.named_buffers():
             if name in self.average:
                 self.average[name] = buffer.detach().clone()
@@ -251,29 +414,69 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.autocast):
             stage.finish()
             self._reset_average()
-            self.trainable.write_samples(self.out / f"{index:02d}-{stage.config.name}.png", self.data)
-        self.progress = Progress(stage=index + 1)
-        self.trainable.save(self._weights_path(index), dtype=torch.float32)
-        save_checkpoint(self._checkpoint_path, self.models, self.average, None, self.progress)
+            if self.processes.first:
+                self.trainable.write_samples(self.out / f"{self._numbered(config)}.png", self.data)
+        following = stages[stages.index(config) + 1 :]
+        self.progress = Progress(stage=following[0].name if following else None)
+        if self.processes.first:
+            self.trainable.save(self._weights_path(config), dtype=torch.float32)
+        self._save({}, {})
+
+    def _save(self, optimiser: dict[str, dict[str, Tensor]], sums: dict[str, Tensor]) -> None:
+        """Writes the whole state; all processes call it together."""
+        mine = ProcessState(
+            own=plain(self.data.rng.bit_generator.state),
+            shared=plain(self.data.shared.bit_generator.state),
+            begun=self.producers.begun,
+            random=ProcessState.random_of(self.device),
+        )
+        processes = self.processes.gather(mine)
+        if sums:
+            sums = dict(zip(sums, self.processes.mean(torch.stack(list(sums.values()))), strict=True))
+        if not self.processes.first:
+            return
+        self.progress.log_bytes = self._log_path.stat().st_size
+        state = Checkpoint(
+            model=self.models.state_dict(),
+            average=self.average,
+            optimiser=optimiser,
+            sums=sums,
+            progress=self.progress,
+            settings=self.settings,
+            processes=processes,
+        )
+        save_checkpoint(self._checkpoint_path, state)
 
     def _report(self, config: StageConfig, means: dict[str, float], rate: float, speed: float) -> None:
         done = self._share_done(config)
         left = self.progress.seconds / done * (1 - done)
         values = " ".join(f"{name} {value:.4g}" for name, value in means.items())
-        print(
+        self._print(
             f"{config.name} {self.progress.step} ({100 * done:.0f}%) {values}  lr {rate:.1e}  {speed:.2f} updates/s  "
-            f"{left / 60:.1f} min left  pool {self.producers.pool.received}",
-            flush=True,
+            f"{left / 60:.1f} min left  pool {self.data.pool.received}"
         )
         self._log(
             {"event": "train", "stage": config.name, "step": self.progress.step, "seconds": self.progress.seconds}
-            | {"updates_per_second": speed, "rate": rate, "clips": self.producers.pool.received}
+            | {"updates_per_second": speed, "rate": rate, "clips": self.data.pool.received}
             | means
         )
+        if not all(math.isfinite(value) for value in means.values()):
+            raise RuntimeError(f"stage {config.name} diverged at update {self.progress.step}: {means}")
+
+    def _print(self, line: str) -> None:
+        if self.processes.first:
+            print(line, flush=True)
 
     def _log(self, line: dict) -> None:
-        with (self.out / "log.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        if self.processes.first:
+            with self._log_path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def cut_log(path: Path, length: int) -> None:
+    """Removes what stands behind a length in bytes: lines of updates that are made again, and torn ones."""
+    if path.is_file() and path.stat().st_size > length:
+        os.truncate(path, length)
 
 
 def trace_device(training: torch.device) -> str:
@@ -281,8 +484,3 @@ def trace_device(training: torch.device) -> str:
     if training.type == "cuda" and torch.cuda.device_count() > 1:
         return f"cuda:{torch.cuda.device_count() - 1}"
     return str(training)
-
-
-def _names_of(models: nn.Module, parameters: list[nn.Parameter]) -> list[str]:
-    wanted = {id(parameter) for parameter in parameters}
-    return [name for name, parameter in models.named_parameters() if id(parameter) in wanted]

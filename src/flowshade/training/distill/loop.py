@@ -25,7 +25,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from flowshade.errors import FlowshadeError
 from flowshade.files import write_text
 from flowshade.training.distill import state
-from flowshade.training.distill.processes import Processes
+from flowshade.training.processes import Processes
 
 BETAS = (0.9, 0.98)
 WEIGHT_DECAY = 0.01

@@ -35,7 +35,6 @@ from flowshade.training.distill.clips import Clip, find_clips
 from flowshade.training.distill.codec import Crops, DecoderTask, EncoderTask, VAETeacher
 from flowshade.training.distill.flash import FlowTask, Judge, RolloutTask, StudentWindow, Studies, begin_from_teacher
 from flowshade.training.distill.loop import Loop, LoopConfig, Task
-from flowshade.training.distill.processes import Processes, joined
 from flowshade.training.distill.scores import stream_drift
 from flowshade.training.distill.teaching import (
     FEW_STEPS,
@@ -48,6 +47,7 @@ from flowshade.training.distill.teaching import (
     sample_bytes,
 )
 from flowshade.training.distill.texts import TextFolder, fill
+from flowshade.training.processes import Processes, joined
 from flowshade.types import FRAMES_PER_LATENT
 from flowshade.upstream import FLASH, FORWARD, UpstreamPrompts
 

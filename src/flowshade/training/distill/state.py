@@ -20,7 +20,8 @@ from torch.distributed.tensor import DTensor
 
 from flowshade.errors import CheckpointError
 from flowshade.files import write_json
-from flowshade.training.distill.processes import Processes
+from flowshade.training.processes import Processes
+from flowshade.training.settings import differing
 
 NAME = re.compile(r"stage(\d+)-update(\d+)")
 
@@ -115,11 +116,7 @@ def settle(path: Path, settings: dict[str, Any]) -> None:
         write_json(path, settings)
         return
     before = json.loads(path.read_text())
-    changed = [
-        f"{name} {before.get(name)} -> {settings.get(name)}"
-        for name in sorted(before.keys() | settings.keys())
-        if before.get(name) != settings.get(name)
-    ]
+    changed = differing(before, settings)
     if changed:
         raise CheckpointError(
             f"{path.parent} was begun with other settings ({'; '.join(changed)[:400]}); give the same ones to go on, "
