@@ -265,7 +265,7 @@ def serve_loaded(loader: Loader, sessions: int, port: int) -> None:
         open_source=launch.open_source, model_name=launch.model, worlds=tuple(WORLDS), window=launch.window,
         limits=Limits(sessions=sessions),
     )  # fmt: skip
-    serve(config, Models(loader), port=port)
+    serve(config, loader, port=port)
 
 
 class Direct:

@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -78,7 +78,6 @@ def serve_hues(port: int, model: str, kind: str, size: tuple[int, int], sessions
     """Serves worlds in the hue that the seed says; there is room for a player who comes before the last has gone."""
     from flowshade.api import choose_device, load_renderer
     from flowshade.play.link import Limits
-    from flowshade.play.painting import Models
     from flowshade.play.server import PlayConfig, serve
     from flowshade.play.sources import Source, WorldSource, open_world
 
@@ -88,9 +87,8 @@ def serve_hues(port: int, model: str, kind: str, size: tuple[int, int], sessions
         paint_over(world.model, seed % HUES)
         return WorldSource(world, size=size, device=choose_device(device))
 
-    models = Models(lambda: load_renderer(model, device=device))
     config = PlayConfig(open_source=open_source, recordings=Path(out), limits=Limits(sessions=2 * sessions))
-    serve(config, models, port=port)
+    serve(config, lambda: load_renderer(model, device=device), port=port)
 
 
 def paint_over(model: Any, hue: int) -> None:
@@ -339,7 +337,7 @@ def plot(samples: list[Sample], path: Path) -> None:
 COLOURS = ((176, 96, 32), (48, 120, 216), (80, 144, 48))  # BGR: blue, orange, green
 
 
-def panel(title: str, seconds: np.ndarray, lines: dict[str, list[float]]) -> np.ndarray:
+def panel(title: str, seconds: np.ndarray, lines: Mapping[str, Sequence[float]]) -> np.ndarray:
     height, width, left, edge = 230, 860, 60, 36
     picture = np.full((height, width, 3), 255, np.uint8)
     top = max(1.0, 1.15 * max(max(values) for values in lines.values()))

@@ -51,12 +51,19 @@ class FakeSource:
     """Counts ticks; every frame costs `seconds` to trace."""
 
     name, seed, description, interactive = "fake", 0, "", True
-    size = (8, 8)
 
-    def __init__(self, clock: Clock | None = None, *, fps: float = 30.0, seconds: float = 0.0) -> None:
-        self.fps, self.mode = fps, "walk"
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        *,
+        fps: float = 30.0,
+        seconds: float = 0.0,
+        size: tuple[int, int] = (8, 8),
+    ) -> None:
+        self.fps, self.mode, self.size = fps, "walk", size
         self._clock, self._seconds = clock, seconds
         self.controls: list[Controls] = []
+        self.closed = 0
 
     def reset(self) -> None:
         self.controls.clear()
@@ -74,6 +81,9 @@ class FakeSource:
 
     def reference(self, look: Look) -> Tensor | None:
         return None
+
+    def close(self) -> None:
+        self.closed += 1
 
 
 class Painted:

@@ -94,12 +94,10 @@ def run(launch: Launch, announce: Callable[[str], None]) -> None:
         raise MissingDependencyError(
             f"play needs {' and '.join(missing)}, not installed here; run: pip install 'flowshade[play]'"
         )
-    from flowshade.play.painting import Models
     from flowshade.play.server import Limits, PlayConfig, serve
 
     _check(launch)
     launch = launch.settled()
-    models = Models(launch.load_model)
     config = PlayConfig(
         open_source=launch.open_source,
         model_name=Path(launch.model).stem,
@@ -112,7 +110,7 @@ def run(launch: Launch, announce: Callable[[str], None]) -> None:
         announce(f"ws://{launch.host}:{launch.port}/push")
     query = "" if launch.token is None else f"?token={launch.token}"
     announce(f"http://{launch.host}:{launch.port}/{query}")
-    serve(config, models, host=launch.host, port=launch.port)
+    serve(config, launch.load_model, host=launch.host, port=launch.port)
 
 
 def _check(launch: Launch) -> None:

@@ -35,6 +35,8 @@ _REMEMBERED = 5
 _PATIENCE = 12
 """Windows with room in a row before anything is given back; doubles each time it did not hold."""
 _LONGEST_PATIENCE = 400
+_SCREENSHOTS = 4
+"""That may wait for a player who reads nothing."""
 
 
 @dataclass
@@ -178,7 +180,8 @@ class FrameQueue:
     """Frames on their way to one player; the newest wins. Holds no more than two windows, whatever the player does.
 
     A frame leaves when it is due. It is dropped when a newer one is due too, or when the player has not shown what it
-    was sent: `most` frames, or two of which the older was sent more than `seconds` ago. Screenshots always go.
+    was sent: `most` frames, or two of which the older was sent more than `seconds` ago. Screenshots always
+    go; of those that wait for a player who reads nothing, the newest few.
     """
 
     def __init__(self, *, most: int = 12, seconds: float = 0.25) -> None:
@@ -195,7 +198,7 @@ class FrameQueue:
 
     def put(self, frames: list[TimedFrame], now: float) -> None:
         """Takes a window's frames. What is overdue makes room for them."""
-        self._always += [frame for frame in frames if frame.header.kind != "frame"]
+        self._always = [*self._always, *(frame for frame in frames if frame.header.kind != "frame")][-_SCREENSHOTS:]
         new = [frame for frame in frames if frame.header.kind == "frame"]
         if new:
             self._drop_until(sum(frame.due <= now for frame in self._frames))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import hmac
 import itertools
 import logging
@@ -18,9 +17,11 @@ from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 
+from flowshade.api import StyledRenderer
 from flowshade.errors import FlowshadeError
 from flowshade.play import protocol
 from flowshade.play.link import Limits, Link, Refused
+from flowshade.play.memory import keep_one_heap, return_memory
 from flowshade.play.pace import FrameQueue, TimedFrame
 from flowshade.play.painting import Models
 from flowshade.play.protocol import CLIENT_KINDS, Ack, Hello, Problem, SetLook, Welcome
@@ -146,24 +147,38 @@ class _Connection:
         config = self._server.config
         if hello.world is not None and hello.world not in config.worlds:
             raise Refused("world", f"unknown world {hello.world!r}; expected one of {', '.join(config.worlds)}.")
-        source = await asyncio.to_thread(config.open_source, hello.world, hello.seed)
-        prompt = config.prompt if hello.prompt is None else hello.prompt
-        style = hello.style if hello.style in self._server.styles else config.style
-        session = Session(
-            name, source, self._server.models, self.outbox.put, recordings=config.recordings,
-            window=config.window, prompt=prompt, style=style,
-        )  # fmt: skip
-        height, width = source.size
-        self.outbox.put(
-            Welcome(
-                version=protocol.VERSION, session=name, model=config.model_name, world=source.name, seed=source.seed,
-                description=source.description, worlds=list(config.worlds), styles=list(self._server.styles),
-                views=list(protocol.VIEWS), prompt=prompt, style=style, height=height, width=width, fps=source.fps,
-                interactive=source.interactive,
-            )
-        )  # fmt: skip
-        session.start()
+        source = await self._open(hello)
+        try:
+            session = Session(
+                name, source, self._server.models, self.outbox.put, recordings=config.recordings, window=config.window,
+                prompt=config.prompt if hello.prompt is None else hello.prompt,
+                style=hello.style if hello.style in self._server.styles else config.style,
+            )  # fmt: skip
+            await asyncio.to_thread(session.check)  # a large text encoder takes its time
+            self.outbox.put(self._welcome(session))
+            session.start()
+        except BaseException:
+            source.close()
+            raise
         return session
+
+    def _welcome(self, session: Session) -> Welcome:
+        config, source = self._server.config, session.source
+        height, width = source.size
+        return Welcome(
+            version=protocol.VERSION, session=session.name, model=config.model_name, world=source.name,
+            seed=source.seed, description=source.description, worlds=list(config.worlds),
+            styles=list(self._server.styles), views=list(protocol.VIEWS), prompt=session.prompt, style=session.style,
+            height=height, width=width, fps=source.fps, interactive=source.interactive,
+        )  # fmt: skip
+
+    async def _open(self, hello: Hello) -> Source:
+        opening = asyncio.create_task(asyncio.to_thread(self._server.config.open_source, hello.world, hello.seed))
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:  # the thread goes on, and nobody would close what it opens
+            (await opening).close()
+            raise
 
     async def _exchange(self, session: Session) -> None:
         """Until one of the three ends the others, by what it raises."""
@@ -262,7 +277,7 @@ class PlayServer:
                 self._connections.discard(connection)
                 self.sessions.pop(name, None)
                 del connection  # and with it the world
-                await asyncio.to_thread(_return_memory)
+                await asyncio.to_thread(return_memory)
 
         await self._admit(socket, serve)
 
@@ -307,17 +322,16 @@ class PlayServer:
         return FileResponse(path)
 
 
-def _return_memory() -> None:
-    """Gives freed memory back to the system, where the C library can: after each world it would keep more of it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+def serve(config: PlayConfig, load: Callable[[], StyledRenderer], *, host: str = "127.0.0.1", port: int = 8765) -> None:
+    """Serves until it is interrupted; the process is the server's, which makes all its threads share one heap.
 
-
-def serve(config: PlayConfig, models: Models, *, host: str = "127.0.0.1", port: int = 8765) -> None:
-    """Serves until it is interrupted; the model's thread is ended then."""
+    Args:
+        load: makes the shared renderer; called on a thread of its own, which ends with the server.
+    """
     import uvicorn
 
+    keep_one_heap()
+    models = Models(load)
     app = PlayServer(config, models).app
     try:
         uvicorn.run(

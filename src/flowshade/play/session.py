@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from flowshade.errors import FlowshadeError
-from flowshade.gbuffer.io import ClipWriter, VideoWriter
 from flowshade.gbuffer.look import LOOKS, Look
 from flowshade.gbuffer.view import channel_picture, to_uint8
 from flowshade.play import protocol
@@ -31,6 +30,7 @@ from flowshade.play.errors import PlayError
 from flowshade.play.pace import STALE_SECONDS, Pace, TimedFrame
 from flowshade.play.painting import Canvas, Models
 from flowshade.play.protocol import GENERATED, REFERENCE, SPLIT, Command, FrameHeader, Input, SetLook, SetView
+from flowshade.play.recording import Recorder
 from flowshade.play.sources import Source
 from flowshade.renderer.styles import NEUTRAL, find_style, load_styles
 from flowshade.types import FRAMES_PER_LATENT, GBuffer
@@ -65,48 +65,12 @@ class _Window:
     pictures: Future[np.ndarray]
 
 
-class Recorder:
-    """Writes what is played: a video of the pictures and a clip of the buffers."""
-
-    def __init__(self, folder: Path, name: str, size: tuple[int, int], fps: float, caption: str) -> None:
-        self.name = name
-        self.frames = 0
-        self._video = VideoWriter(folder / f"{name}.mp4", fps=fps, size=size)
-        try:
-            self._clip = ClipWriter(folder / name, size=size, fps=fps, caption=caption)
-        except FlowshadeError:
-            self._video.discard()
-            raise
-
-    def append(self, window: GBuffer, pictures: np.ndarray) -> None:
-        self._video.append(pictures)
-        self._clip.append(window)
-        self.frames += len(pictures)
-
-    def close(self) -> None:
-        """Finishes both.
-
-        Raises:
-            PlayError: nothing was recorded.
-            ClipError: they cannot be written.
-        """
-        if not self.frames:
-            raise PlayError("nothing was recorded: no window was finished meanwhile. Record for longer.")
-        self._video.close()
-        self._clip.close()
-
-    def discard(self) -> None:
-        """Removes what is not finished."""
-        self._video.discard()
-        self._clip.discard()
-
-
 class Session:
     """A world, its player's wishes and the thread that serves them.
 
     Args:
         name: what the session is called; no two at a time share it.
-        source: the world or clip; the session's alone.
+        source: the world or clip; the session's alone, which closes it at its end.
         models: the shared renderer.
         emit: called from the session's thread with messages and with lists of `TimedFrame`.
         recordings: folder that recordings go into.
@@ -153,14 +117,25 @@ class Session:
 
     # From the outside -------------------------------------------------------------------------------------------------
 
+    def check(self) -> None:
+        """Whether the model takes the prompt and style, as far as it is there already.
+
+        Raises:
+            PlayError: the model could not be loaded.
+            PromptError, StyleError: it does not.
+        """
+        self._check(self.prompt, self.style)
+
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the session after the window it is making; recordings are finished."""
+        """Ends the session after the window it is making; recordings are finished and the source is closed."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
+        if self._thread.ident is None:  # never started
+            self._end()
 
     def join(self, timeout: float | None = None) -> None:
         if self._thread.ident is not None:
@@ -180,8 +155,10 @@ class Session:
         Raises:
             PlayError: an unknown view or style, or a prompt that is too long; nothing has changed then.
         """
-        if isinstance(message, (SetLook, SetView)):
-            self._check(message)
+        if isinstance(message, SetView) and message.view not in protocol.VIEWS:
+            raise PlayError(f"unknown view {message.view!r}; expected one of {', '.join(protocol.VIEWS)}.")
+        if isinstance(message, SetLook):
+            self._check(message.prompt, message.style)
         with self._wake:
             if isinstance(message, Input):
                 self._take_input(message)
@@ -194,16 +171,12 @@ class Session:
                 self._commands = [*self._commands[-31:], message.action]
             self._wake.notify_all()
 
-    def _check(self, message: SetLook | SetView) -> None:
-        if isinstance(message, SetView):
-            if message.view not in protocol.VIEWS:
-                raise PlayError(f"unknown view {message.view!r}; expected one of {', '.join(protocol.VIEWS)}.")
-            return
+    def _check(self, prompt: str, style: str) -> None:
         renderer = self._models.renderer
-        if renderer is None:  # its length is not known yet; `_prepare` cannot fail on a style
-            find_style(message.style, load_styles())
+        if renderer is None:  # what its encoder takes is not known yet: `_warm_up` checks
+            find_style(style, load_styles())
         else:
-            renderer.encoder.check(renderer.compose(message.prompt, message.style))
+            renderer.encoder.check(renderer.compose(prompt, style))
 
     def _take_input(self, message: Input) -> None:
         self._held = message
@@ -225,8 +198,14 @@ class Session:
             text = str(error) if isinstance(error, FlowshadeError) else f"the session ended: {type(error).__name__}"
             self._emit(protocol.Problem(code="session_failed", text=text, fatal=True))
         finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._painting = None  # its callback refers to the session: neither would be freed soon
+        try:
             self._stop_recording()
-            self._painting = None  # its callback refers to the session: neither would be freed soon
+        finally:
+            self.source.close()
 
     def turn(self) -> float:
         """Obeys, shows what is painted, makes a window if it is time; returns the seconds until there is more to do.
@@ -321,7 +300,7 @@ class Session:
             pictures = self._beside_reference(pictures, window)
         with self._recording() as recorder:
             if recorder is not None:
-                recorder.append(window.gbuffer, pictures)
+                recorder.append(window.gbuffer, pictures, window.stride)
         self._last_picture = pictures[-1]
         self._send(window, [encode_jpeg(picture) for picture in pictures])
         self._status(force=self._pace.took(window.tracing, painting))
@@ -364,7 +343,18 @@ class Session:
         if not self._warm:
             self._warm = True
             self._pace = Pace(fps=self.source.fps, best_window=self._pace.best_window, best_steps=renderer.steps)
+            prompt = self._warm_up(prompt, style)
         self._canvas.caption = renderer.compose(prompt, style)
+
+    def _warm_up(self, prompt: str, style: str) -> str:
+        """The prompt, or none where it was given before the model was there and is one that it does not take."""
+        try:
+            self._check(prompt, style)
+        except FlowshadeError as error:
+            self._emit(protocol.Problem(code="refused", text=str(error), fatal=False))
+            with self._wake:
+                prompt, self.prompt = "", "" if self.prompt == prompt else self.prompt
+        return prompt
 
     def _trace(
         self, controls: list[Controls], stride: int, view: str, style: str
@@ -444,8 +434,8 @@ class Session:
             if recorder is None:
                 self._recordings_begun += 1
                 name = f"{time.strftime('%Y%m%d-%H%M%S')}-{self.name}-{self._recordings_begun}"
-                fps = self.source.fps / self._pace.stride
-                self._recorder = Recorder(self._recordings, name, self.source.size, fps, self.source.description)
+                source = self.source
+                self._recorder = Recorder(self._recordings, name, source.size, source.fps, source.description)
 
     def _stop_recording(self) -> None:
         """Finishes the files; a window that is being painted is not in them."""

@@ -39,6 +39,10 @@ class Source(Protocol):
         """The reference picture [1, 3, H, W] of the last `gbuffer`, display sRGB in [0, 1]; None when there is none."""
         ...
 
+    def close(self) -> None:
+        """Releases the files it reads; it gives no more frames."""
+        ...
+
 
 class WorldSource:
     """A world with a player in it, traced from the player's eyes.
@@ -94,9 +98,12 @@ class WorldSource:
     def reference(self, look: Look) -> Tensor | None:
         return self._tracer.shade(look, stream=self._stream)
 
+    def close(self) -> None:
+        """Nothing to do: a world holds no file open."""
+
 
 class ClipSource:
-    """A clip, round and round.
+    """A clip, round and round. Its files stay open until `close`.
 
     Raises:
         ClipError: no clip there, or one that cannot be read.
@@ -112,9 +119,12 @@ class ClipSource:
         self._resize = size
         self.name = Path(path).name
         self.fps = float(self._clip.info.fps or 24.0)
-        first = self.gbuffer()
-        self.size = first.size
         self.description = ""
+        try:
+            self.size = self.gbuffer().size
+        except BaseException:
+            self.close()
+            raise
 
     def reset(self) -> None:
         self._frame = 0
@@ -131,6 +141,9 @@ class ClipSource:
 
     def reference(self, look: Look) -> Tensor | None:
         return None
+
+    def close(self) -> None:
+        self._clip.close()
 
 
 def open_world(kind: str | Path, seed: int, fps: float) -> World:
