@@ -48,6 +48,7 @@ from flowshade.play.painting import Models
 from flowshade.play.protocol import VERSION, Ack, Hello, pack_frame, unpack_frame
 from flowshade.play.session import Session
 from flowshade.provenance import hardware
+from flowshade.renderer.fast import speed_up
 from flowshade.renderer.flash import FlashConfig
 from flowshade.renderer.styles import load_styles
 from flowshade.renderer.transformer import TextContext
@@ -246,7 +247,9 @@ class Loader:
         device = choose_device(self.launch.device)
         cuda = device.type == "cuda"
         config = FlashConfig() if cuda else tiny()
-        model = build(config, self.past, device, torch.bfloat16 if cuda else torch.float32, False)
+        model = build(config, self.past, device, torch.bfloat16 if cuda else torch.float32)
+        if self.launch.fast:
+            speed_up(model)
         encoder: Any = RandomPrompts(config.transformer.text_dim, device)
         return FlashStream(
             model, name=f"{config.name}, random weights", fingerprint="random", steps=self.launch.steps,
@@ -380,7 +383,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Result:
     launch = Launch(
         world=args.world, model=str(debug_model(folder)) if args.model == "debug" else args.model,
         checkpoint=args.checkpoint, size=args.size, fps=args.fps, steps=args.steps, window=args.window,
-        sessions=args.sessions, device=args.device,
+        sessions=args.sessions, device=args.device, fast=args.fast,
     ).settled()  # fmt: skip
     loader = Loader(launch=launch, random_weights=args.random_weights, past=args.past)
     busy = [multiprocessing.Process(target=spin, daemon=True) for _ in range(args.load)]
@@ -507,6 +510,7 @@ def main() -> None:
     parser.add_argument("--fps", type=float, help="world ticks a second")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--window", type=int, default=4)
+    parser.add_argument("--fast", action="store_true", help="the model runs its fast path")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--sessions", type=int, default=1, help="players at a time, each in a world of its own")
     parser.add_argument("--load", type=int, default=0, help="processes that keep a core busy each")

@@ -1160,6 +1160,7 @@ def play(
         None
     ),
     window: Annotated[int, arg(metavar="N", help="Frames rendered together; 4 answers soonest.")] = 4,
+    fast: Annotated[bool, arg(help="Fused layers, on a GPU also CUDA graphs; the first windows take longer.")] = False,
     sessions: Annotated[int, arg(metavar="N", help="Players at a time.")] = 8,
     device: Device = "auto",
     host: Annotated[str, arg(metavar="NAME", help="Where to listen; only this machine can connect by default.")] = (
@@ -1174,8 +1175,8 @@ def play(
 
     launch = Launch(
         world=world, seed=seed, mjcf=mjcf, clip=clip, model=model, checkpoint=checkpoint,
-        size=None if size is None else _parse_size(size), fps=fps, steps=steps, window=window, sessions=sessions,
-        device=device, host=host, port=port, token=token, push=push,
+        size=None if size is None else _parse_size(size), fps=fps, steps=steps, window=window, fast=fast,
+        sessions=sessions, device=device, host=host, port=port, token=token, push=push,
     )  # fmt: skip
     run(launch, announce=lambda address: print(f"playing at {address} (Ctrl+C ends it)", flush=True))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +70,10 @@ def test_engines_may_push_to_it(renderer: StyledRenderer) -> None:
 
 
 def test_a_launch_loads_it_from_a_folder_and_says_what_is_missing(folder: Path, tmp_path: Path) -> None:
-    assert Launch(model="alaya-flash", checkpoint=folder, device="cpu", steps=1).load_model().steps == 1
+    launch = Launch(model="alaya-flash", checkpoint=folder, device="cpu", steps=1)
+    assert launch.load_model().steps == 1
+    assert launch.load_model().model.transformer.fast is None
+    assert replace(launch, fast=True).load_model().model.transformer.fast is not None
     with pytest.raises(CheckpointError, match="transformer"):
         run(Launch(model="alaya-flash", checkpoint=tmp_path, device="cpu"), announce=print)
     with pytest.raises(PlayError, match="goes with --model alaya-flash"):

@@ -230,3 +230,12 @@ def test_screenshots_always_go() -> None:
     queue.put(frames(3, 0.0, 1, kind="screenshot"), 0.0)
     shot = queue.take(0.0)
     assert shot is not None and shot.header.id == 3
+
+
+def test_few_screenshots_wait_for_a_player_who_reads_nothing() -> None:
+    queue = FrameQueue()
+    for number in range(1, 101):
+        queue.put(frames(number, 0.0, 1, kind="screenshot"), 0.0)
+    taken = [queue.take(0.0) for _ in range(len(queue))]
+    assert [frame.header.id for frame in taken if frame is not None] == [97, 98, 99, 100]
+    assert queue.take(0.0) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,11 +20,12 @@ from starlette.testclient import TestClient, WebSocketTestSession
 from starlette.websockets import WebSocketDisconnect
 
 from flowshade.api import load_renderer
+from flowshade.gbuffer.io import open_clip, read_video
 from flowshade.play.painting import Models
 from flowshade.play.protocol import VERSION, FrameHeader, unpack_frame
 from flowshade.play.server import Limits, PlayConfig, PlayServer
 from flowshade.play.sources import Source, WorldSource, open_world
-from tests.play.fakes import Clock
+from tests.play.fakes import Clock, FakeSource
 
 ROOM = """
 <mujoco>
@@ -169,8 +171,6 @@ def test_pause_step_and_screenshot(client: TestClient) -> None:
 
 
 def test_a_recording_is_a_video_and_a_clip(client: TestClient, server: PlayServer) -> None:
-    from flowshade.gbuffer.io import open_clip
-
     with client.websocket_connect("/ws") as socket:
         player = Player(socket)
         player.hello()
@@ -212,6 +212,8 @@ def test_a_recording_that_cannot_be_is_said_and_play_goes_on(client: TestClient,
         ("[1]", "malformed"),
         ('{"type":"input","id":-1}', "malformed"),
         ('{"type":"input","id":1,"forward":NaN}', "malformed"),
+        ('{"type":"input","id":1,"forward":1' + "0" * 400 + "}", "malformed"),  # no float is so large
+        ('{"type":"input","id":1,"yaw":-Infinity}', "malformed"),
         ('{"type":"input","id":1,"shell":"x"}', "malformed"),
         ('{"type":"command","action":"format"}', "malformed"),
         ("x" * 3000, "too_large"),
@@ -356,6 +358,69 @@ def test_a_world_is_freed_as_soon_as_its_player_has_gone(models: Models, server:
         assert len(worlds) == len(endings)
     finally:
         gc.enable()
+
+
+def test_visits_leave_nothing_alive(models: Models, server: PlayServer, tmp_path: Path) -> None:
+    """No session, world or tracer, and no thread; without Python looking for cycles."""
+    left: list[weakref.ref[Any]] = []
+
+    def open_source(kind: str | None, seed: int | None) -> Source:
+        source = WorldSource(open_world(tmp_path / "room.xml", 0, 30.0), size=SIZE, threads=2)
+        left.extend(map(weakref.ref, (source, source.world, source._tracer)))
+        return source
+
+    before, visits = set(threading.enumerate()), 6
+    visited = PlayServer(PlayConfig(open_source=open_source, recordings=tmp_path / "out"), models)
+    gc.disable()
+    try:
+        with TestClient(visited.app) as client:
+            for visit in range(visits):
+                with client.websocket_connect("/ws") as socket:
+                    player = Player(socket)
+                    name = player.hello()["session"]
+                    left.append(weakref.ref(visited.sessions[name]))
+                    if visit % 2:
+                        player.say("command", action="record")
+                        player.say("set_view", view="split")
+                    player.frame(view="split" if visit % 2 else "generated")
+        waits_until(lambda: not [ref() for ref in left if ref() is not None])
+        waits_until(lambda: set(threading.enumerate()) <= before)
+        assert len(left) == 4 * visits
+    finally:
+        gc.enable()
+
+
+def test_a_player_who_goes_while_recording_leaves_a_whole_video(client: TestClient, server: PlayServer) -> None:
+    with client.websocket_connect("/ws") as socket:
+        player = Player(socket)
+        player.hello()
+        player.say("command", action="record")
+        header, _ = player.frame(view="generated")
+        player.frame(id=header.id + 8)
+    out = server.config.recordings
+    waits_until(lambda: any(out.glob("*.mp4")) and any(out.glob("*/clip.json")))  # the session's thread finishes them
+    (video,) = out.glob("*.mp4")
+    assert len(read_video(video)) == len(open_clip(video.with_suffix("")))
+    assert len([*out.iterdir()]) == 2, "nothing is left half-written"
+
+
+@pytest.mark.parametrize("ending", ["goes", "prompt", "fails"])
+def test_a_source_is_closed_however_its_session_ends(
+    models: Models, server: PlayServer, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = FakeSource(size=SIZE)
+    if ending == "fails":
+        monkeypatch.setattr(source, "tick", lambda controls: 1 / 0)
+    config = PlayConfig(open_source=lambda kind, seed: source, recordings=server.config.recordings)
+    with TestClient(PlayServer(config, models).app) as client, client.websocket_connect("/ws") as socket:
+        player = Player(socket)
+        if ending == "prompt":  # longer than the model takes: no session begins
+            player.say("hello", version=VERSION, prompt="\u96ea" * 1000)
+            assert player.message("problem")["code"] == "refused"
+        else:
+            player.hello()
+            assert ending == "goes" or player.message("problem")["code"] == "session_failed"
+    waits_until(lambda: source.closed == 1)
 
 
 def test_the_server_says_what_waits(client: TestClient) -> None:

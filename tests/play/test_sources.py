@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flowshade.gbuffer.io import ClipError, write_clip
+from flowshade.gbuffer.io.folder import ClipFolderReader
 from flowshade.gbuffer.look import LOOKS
 from flowshade.play.actors import Controls
 from flowshade.play.launch import CPU_SIZE, Launch
@@ -83,3 +84,18 @@ def test_dynamics_do_not_depend_on_who_looks(tmp_path: Path) -> None:
             watched.reference(LOOKS["sunny"])
     assert (watched.data.qpos == alone.data.qpos).all() and (watched.data.qvel == alone.data.qvel).all()
     assert abs(watched.data.qvel).max() > 0.1
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_clip_is_closed(clip: tuple[Path, GBuffer], monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    closed = []
+    monkeypatch.setattr(ClipFolderReader, "close", lambda reader: closed.append(reader))
+    if broken:  # by what is read first
+        monkeypatch.setattr(ClipFolderReader, "_read", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            ClipSource(clip[0])
+    else:
+        source = ClipSource(clip[0])
+        assert not closed
+        source.close()
+    assert len(closed) == 1

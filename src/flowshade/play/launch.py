@@ -42,6 +42,8 @@ class Launch:
     """World ticks a second; None takes 30 on a CPU and 60 on a GPU."""
     steps: int | None = None
     window: int = FRAMES_PER_LATENT
+    fast: bool = False
+    """Whether the model runs its fast path (`renderer.fast.speed_up`)."""
     sessions: int = 8
     device: str = "auto"
     host: str = "127.0.0.1"
@@ -67,7 +69,9 @@ class Launch:
 
     def load_model(self) -> StyledRenderer:
         """The renderer that all players share."""
-        return load_renderer(self.model, checkpoint=self.checkpoint, device=self.device, steps=self.steps)
+        return load_renderer(
+            self.model, checkpoint=self.checkpoint, device=self.device, steps=self.steps, fast=self.fast
+        )
 
     def open_source(self, kind: str | None, seed: int | None) -> Source:
         """A world or clip of a session's own; for a settled launch."""

@@ -160,7 +160,8 @@ class Layout:
         """The inverse of `pack`: the window's id, and a window a stream.
 
         Raises:
-            ProtocolError: the header or the amount of data is not what was agreed.
+            ProtocolError: the header or the amount of data is not what was agreed, or a value is no finite number
+                (depth may be infinite: sky).
         """
         header, data = unpack(message)
         number, frames = header.get("id"), header.get("frames")
@@ -172,6 +173,7 @@ class Layout:
         for name, shape, dtype in self._parts(frames):
             count = int(np.prod(shape))
             array = np.frombuffer(data, dtype, count, offset).reshape(shape)
+            _check_numbers(name, array)
             arrays[name] = torch.from_numpy(array.astype(np.int32 if name == "instance" else np.float32))
             offset += count * dtype.itemsize
         return number, [self._window(arrays, stream) for stream in range(self.hello.streams)]
@@ -181,6 +183,17 @@ class Layout:
         if self.hello.camera:
             camera = Camera(intrinsics=arrays["intrinsics"][stream], pose=arrays["pose"][stream])
         return GBuffer(**{name: arrays[name][stream] for name in self.hello.channels}, camera=camera)
+
+
+def _check_numbers(name: str, array: np.ndarray) -> None:
+    """One NaN would stay in the renderer's memory, and so in every picture that follows."""
+    bad = np.isnan(array) if name == "depth" else ~np.isfinite(array)
+    if bad.any():
+        where = tuple(int(index) for index in np.argwhere(bad)[0])
+        raise ProtocolError(
+            f"{name} holds {array[where]} at {list(where)} ([stream, frame, ...]) and {int(bad.sum()) - 1} more such "
+            f"values; expected finite numbers{', or +inf for sky' if name == 'depth' else ''}."
+        )
 
 
 def _tensor(window: GBuffer, name: str) -> torch.Tensor:
