@@ -74,8 +74,9 @@ def test_who_shares_a_route_shares_its_pace(kind: str) -> None:
         assert all(len(speeds) == 1 for speeds in paces.values())
 
 
-@pytest.mark.parametrize("seed", [18, 2967, 8557, 9404])
+@pytest.mark.parametrize("seed", [18, 9404, 1038, 3633])
 def test_two_walkers_of_a_flat_keep_apart(seed: int) -> None:
+    """At two seeds that had the fault and two whose flats have two people since."""
     walkers = [mover for mover in world("rooms", seed).movers if mover.body.startswith("walker")]
     assert len(walkers) == 2
     for time in np.arange(0, 120, 0.5):
@@ -198,6 +199,22 @@ def test_toys_stand_beside_each_other(seed: int) -> None:
     for k, geom in enumerate(toys):
         for other in toys[:k]:
             assert mujoco.mj_geomDistance(model, data, geom, other, 0.1, span) > -0.05
+
+
+@pytest.mark.parametrize("seed", [18, 1038, 2059, 2616, 2967, 3633, 5998, 8557, 8906, 9404])
+def test_no_shelf_hides_a_picture(seed: int) -> None:
+    """Pictures of inner walls hung behind bookshelves."""
+    w = world("rooms", seed)
+    model, data = w.model, w.reset()
+    pictures = [b for b in range(model.nbody) if model.body(b).name.startswith("picture")]
+    assert pictures
+    seen, geom = np.array([1, 1, 1, 0, 0, 0], np.uint8), np.zeros(1, np.int32)
+    for body in pictures:
+        right, into = data.xmat[body].reshape(3, 3).T[:2]
+        for aside in (-0.3, 0.0, 0.3):
+            eye = data.xpos[body] + aside * right - 0.8 * into
+            mujoco.mj_ray(model, data, eye, into, seen, 1, -1, geom)
+            assert not model.body(model.geom_bodyid[geom[0]]).name.startswith("shelf"), data.xpos[body]
 
 
 # Views --------------------------------------------------------------------------------------------------------------

@@ -199,12 +199,14 @@ def _furnish(scene: Scene, flat: Flat, palette: props.Palette, fabrics: tuple[st
         at = (cx, cy + out * (sy - inset), 0.0)
         _main_piece(scene, palette, fabrics, white, use, at, 0.0 if out > 0 else np.pi)
     wall = cy - out * (sy - 0.35)
+    spots = {side: (cx + side * (sx - 1.15), wall, 0.0) for side in (-1, 1)}
+    hides = {
+        side: _side_piece(scene, palette, fabrics, spot, np.pi if out > 0 else 0.0) for side, spot in spots.items()
+    }
     for side in (-1, 1):
-        spot = (cx + side * (sx - 1.15), wall, 0.0)
-        _side_piece(scene, palette, fabrics, spot, np.pi if out > 0 else 0.0)
-    for side in (-1, 1):
-        inner = (cx + 0.5 * sx * side, cy - out * (sy - 0.1), 1.65)
-        _picture(scene, palette, inner, 0.0 if out < 0 else np.pi)
+        if not hides[side]:
+            inner = (cx + 0.5 * sx * side, cy - out * (sy - 0.1), 1.65)
+            _picture(scene, palette, inner, 0.0 if out < 0 else np.pi)
         corner = (cx + side * (sx - 0.68), cy + out * (sy - 0.5), 0.0)
         free = use not in ("kitchen", "bedroom") and not (column in (0, flat.columns - 1) and row == (column > 0))
         if free and rng.random() < 0.7:
@@ -299,13 +301,13 @@ def _main_piece(scene: Scene, palette: props.Palette, fabrics: tuple[str, ...], 
 
 
 def _side_piece(scene: Scene, palette: props.Palette, fabrics: tuple[str, ...], at: tuple[float, float, float],
-                yaw: float) -> None:  # fmt: skip
-    """Something narrow against an inner wall; it faces -y of its own."""
+                yaw: float) -> bool:  # fmt: skip
+    """Something narrow against a wall; it faces -y of its own. Says whether it hides what hangs behind it."""
     rng = scene.rng
     kind = int(rng.integers(5))
     if kind == 0:
         _shelf(scene, palette, at, yaw)
-        return
+        return True
     ahead = {2: 0.2, 4: 0.1}.get(kind, 0.0)  # what is deeper stands further from the wall
     at = (at[0] + ahead * np.sin(yaw), at[1] - ahead * np.cos(yaw), at[2])
     place = scene.place("furniture", at, yaw)
@@ -336,6 +338,7 @@ def _side_piece(scene: Scene, palette: props.Palette, fabrics: tuple[str, ...], 
         parts = np.array([[0, -0.1, 0.25], [0, 0.2, 0.6], [-0.42, -0.05, 0.4], [0.42, -0.05, 0.4]])
         sizes = np.array([[0.75, 0.75, 0.35], [0.75, 0.18, 0.65], [0.14, 0.75, 0.5], [0.14, 0.75, 0.5]])
         scene.shape(place, meshes.boxes(parts, sizes), fabric)
+    return False
 
 
 def _shelf(scene: Scene, palette: props.Palette, at: tuple[float, float, float], yaw: float) -> None:
