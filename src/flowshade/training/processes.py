@@ -45,7 +45,7 @@ class Processes:
     def wait(self) -> None:
         """Until all processes have come here."""
         if self.count > 1:
-            dist.barrier()
+            dist.barrier(group=self.control)
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over processes, the same in each."""

@@ -300,7 +300,12 @@ class Trainer:
         return self.out / "log.jsonl"
 
     def run(self) -> Path:
-        """Trains whatever is left; returns the last stage's weights."""
+        """Trains whatever is left; returns the last stage's weights.
+
+        Raises:
+            FlowshadeError: another process failed, or sees another folder.
+        """
+        self._agree()
         self.processes.spread([*self.models.state_dict().values(), *self.average.values()])
         try:
             self._fill()
@@ -316,6 +321,16 @@ class Trainer:
         finally:
             self.producers.stop()
         return self._weights_path(self.config.stages[-1])
+
+    def _agree(self) -> None:
+        """Whether all processes found the same checkpoint."""
+        found = self.processes.gather(dataclasses.asdict(self.progress) | {"begun": self._saved is not None})
+        if any(one != found[0] for one in found):
+            lines = [f"process {rank}: {one}" for rank, one in enumerate(found)]
+            raise FlowshadeError(
+                f"processes found different states in {self.out} ({'; '.join(lines)[:600]}); expected the same. Give a "
+                "folder that all of them see, such as one on a shared disk."
+            )
 
     def _fill(self) -> None:
         """Clips to begin with, or those of the run that goes on."""
