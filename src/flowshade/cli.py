@@ -1076,14 +1076,17 @@ def train(
         tuple[str, ...] | None, arg(metavar="NAME ...", help="Only these stages; by default all of the preset's.")
     ] = None,
     device: Annotated[str | None, arg(metavar="NAME", help="Instead of the preset's.")] = None,
+    capture: Annotated[bool, arg(help="Capture updates as CUDA graphs, for the renderer's stages on a GPU.")] = False,
     distill: DistillFlags = NOTHING_DISTILLED,
 ) -> None:
     """Train a model of your own."""
     from flowshade.training import run
 
     if preset in ("codec-distill", "flash-distill", "texts"):
-        if start is not None or scale_time != 1:
-            raise FlowshadeError(f"--start and --scale-time do not go with {preset}; see --student and --updates.")
+        if start is not None or scale_time != 1 or capture:
+            raise FlowshadeError(
+                f"--start, --scale-time and --capture do not go with {preset}; see --student and --updates."
+            )
         _distill(preset, output, distill, texts=captions, seed=seed, stages=stages, device=device)
         return
     if distill != NOTHING_DISTILLED:
@@ -1102,6 +1105,7 @@ def train(
         scale_time=scale_time,
         stages=stages,
         device=device,
+        capture=capture,
     )
     print(f"trained renderer: {path}")
 

@@ -101,6 +101,19 @@ def test_decoder_looks_one_latent_back_and_no_further(decoder: GuidedDecoder) ->
     assert difference[8:].max() == 0
 
 
+def test_a_missing_plane_is_its_constant_everywhere(decoder: GuidedDecoder) -> None:
+    """What the decoder spares itself: planes at full size with the constants in their places."""
+    planes = make_planes()
+    planes.present[:, ::2] = False
+    values, present = planes.values.flatten(0, 1), planes.present.repeat_interleave(12, 0)
+    quarter, half, albedo = decoder._guide(values, present)
+    null = decoder.null_planes[:, None, None]
+    guide = torch.where(present[:, decoder.buffer_of_plane][:, :, None, None], values, null)
+    torch.testing.assert_close(quarter, decoder.guide_quarter(guide))
+    torch.testing.assert_close(half, decoder.guide_half(guide))
+    torch.testing.assert_close(albedo, guide[:, PROFILE.slices["albedo"]])
+
+
 @pytest.mark.parametrize("buffer", range(len(PROFILE.buffers)))
 def test_absent_buffers_are_ignored_and_nulls_matter(
     encoder: BufferEncoder, decoder: GuidedDecoder, buffer: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -67,6 +68,24 @@ def test_an_input_that_is_changed_in_place_is_copied_again() -> None:
     left.add_(1)
     made += [graphs.call("doubled", doubled, pair, {}, 1)[0].left[0].item() for _ in range(2)]
     assert made == [4, 4, 4, 6, 6]
+
+
+def test_signatures_share_memory_for_arguments_and_calls_do_not_mix_theirs() -> None:
+    graphs = Graphs(replaying([]), capacity=2)
+    left, right = torch.ones(2), torch.full((2,), 2.0)
+    for _ in range(3):
+        for steps in (1, 2):
+            result, _ = graphs.call("doubled", doubled, Pair(left, right), {}, steps)
+            assert result.left.tolist() == [3.0 * 2**steps] * 2
+        left, right = right.clone(), left.clone()
+    one, two = graphs._recorded.values()
+    assert one.slots == two.slots and len({slot.tensor.data_ptr() for slot in one.slots}) == 2
+    freed = weakref.ref(one.slots[0])
+    del one, two
+    for size in (3, 4):
+        for _ in range(2):
+            graphs.call("neg", torch.neg, torch.ones(size))
+    assert freed() is None, "nothing reads it any more"
 
 
 def test_other_shapes_steps_and_functions_are_captured_anew() -> None:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from flowshade.nn.attention import Attention, KeysValues
-from flowshade.nn.conv import PatchConv, map_frames
+from flowshade.nn.conv import PatchConv, map_frames, patch_product
 from flowshade.nn.embedding import sinusoid
 from flowshade.nn.rope import pad_to_multiple, rotation
 
@@ -82,7 +82,9 @@ def test_patch_conv_is_a_linear_layer_over_unshuffled_pixels(factor: int) -> Non
     layer = PatchConv(3, 5, factor)
     x = torch.randn(2, 3, 8, 12)
     weight = layer.weight.flatten(1)[:, :, None, None]
-    torch.testing.assert_close(layer(x), F.conv2d(F.pixel_unshuffle(x, factor), weight, layer.bias))
+    expected = F.conv2d(F.pixel_unshuffle(x, factor), weight, layer.bias)
+    torch.testing.assert_close(layer(x), expected)
+    torch.testing.assert_close(patch_product(x, layer.weight, layer.bias), expected)
 
 
 def test_map_frames_splits_only_where_it_may() -> None:

@@ -17,7 +17,7 @@ from flowshade.training import pool as pool_module
 from flowshade.training.checkpoint import load_checkpoint
 from flowshade.training.pool import ClipPool, Producers
 from flowshade.training.processes import Processes, buckets
-from flowshade.training.stages import CodecStage, Data, Models, Stage, StageConfig, StageDefaults, _moments
+from flowshade.training.stages import CodecStage, Data, Models, Outcome, Stage, StageConfig, StageDefaults, _moments
 from flowshade.training.trainer import TrainConfig, Trainer
 from tests.training.small_run import several_config, small_banks, small_clip, small_config
 
@@ -56,10 +56,10 @@ class SecondProcess:
         seed = int(np.random.default_rng([config.seed, 1]).integers(2**62))
         self.random = torch.Generator().manual_seed(seed).get_state()
 
-    def loss(self, stage: Stage) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, stage: Stage, drawn: Any) -> Outcome:
         others = torch.get_rng_state()
         torch.set_rng_state(self.random)
-        result = stage.loss()
+        result = stage.loss(drawn)
         self.random = torch.get_rng_state()
         torch.set_rng_state(others)
         return result
@@ -74,9 +74,17 @@ class BothStages(StageDefaults):
     def modules(self) -> list[nn.Module]:
         return self.first.modules()
 
-    def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        (loss, values), (other, others) = self.first.loss(), self.process.loss(self.second)
-        return (loss + other) / 2, {name: (value + others[name]) / 2 for name, value in values.items()}
+    def draw(self) -> tuple[Any, Any]:
+        return self.first.draw(), self.second.draw()
+
+    def loss(self, drawn: tuple[Any, Any]) -> Outcome:
+        one, other = self.first.loss(drawn[0]), self.process.loss(self.second, drawn[1])
+        values = {name: (value + other.values[name]) / 2 for name, value in one.values.items()}
+        return Outcome(loss=(one.loss + other.loss) / 2, values=values, carried=(one.carried, other.carried))
+
+    def carry(self, carried: tuple[Any, Any]) -> None:
+        self.first.carry(carried[0])
+        self.second.carry(carried[1])
 
 
 def run_alone(out: Path, config: TrainConfig) -> Trainer:

@@ -138,29 +138,36 @@ class GuidedDecoder(nn.Module):
         x = self.latent_out(F.silu(self.latent_block(self.latent_in(pairs))))
         return F.pixel_shuffle(x, 2)  # [N, 4 carry, H/4, W/4]
 
-    def _guide(self, values: Tensor, present: Tensor) -> Tensor:
-        """Planes [N, planes, H, W] with learned constants where a buffer is missing."""
-        present = present[:, self.buffer_of_plane]  # [N, planes]
-        if values.device.type == "cpu" and not torch.is_grad_enabled():
-            guide = values.clone(memory_format=torch.channels_last)
-            for index, plane in (~present).nonzero().tolist():
-                guide[index, plane] = self.null_planes[plane]
-            return guide
-        null = self.null_planes[:, None, None].to(values.dtype)
-        return channels_last(torch.where(present[:, :, None, None], values, null))
+    def _guide(self, values: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Buffers at 1/4 and at 1/2, and albedo; a learned constant stands in every plane that is missing.
+
+        Convolutions are linear, so that a constant's share is one vector a frame: no gradient goes back to full size.
+        """
+        missing = ~present[:, self.buffer_of_plane]  # [N, planes]
+        null = missing * self.null_planes
+        values = torch.where(missing[:, :, None, None], 0, values)
+        if values.device.type == "cpu":
+            values = channels_last(values)
+
+        def at(patches: PatchConv) -> Tensor:
+            share = null @ patches.weight.sum((2, 3)).t()  # [N, channels]
+            features = patches(values)
+            return features + share[:, :, None, None].to(features.dtype)
+
+        albedo = values[:, self._albedo].float() + null[:, self._albedo, None, None].float()
+        return at(self.guide_quarter), at(self.guide_half), albedo
 
     def _picture(self, features: Tensor, values: Tensor, present: Tensor) -> Tensor:
         """Frames' features and planes to display sRGB."""
-        guide = self._guide(values, present)
-        x = channels_last(torch.cat([features, self.guide_quarter(guide)], 1))
+        quarter, half, albedo = self._guide(values, present)
+        x = channels_last(torch.cat([features, quarter], 1))
         x = F.silu(self.quarter_in(x))
         x = x + F.silu(self.quarter_mix(x))
         x = F.pixel_shuffle(self.quarter_out(x), 2)
-        x = channels_last(torch.cat([x, self.guide_half(guide)], 1))
+        x = channels_last(torch.cat([x, half], 1))
         x = self.half_out(F.silu(self.half_in(F.silu(x))))
         light, addition = F.pixel_shuffle(x, 2).contiguous().float().chunk(2, 1)  # [N, 3, H, W] each
-        albedo = (guide[:, self._albedo] + 1) / 2
-        return albedo * F.softplus(light) + addition
+        return (albedo + 1) / 2 * F.softplus(light) + addition
 
 
 def _per_channel(values: Tensor) -> Tensor:

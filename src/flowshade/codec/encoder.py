@@ -89,7 +89,8 @@ class BufferEncoder(nn.Module):
 
     def _frame(self, branches: tuple[Tensor, Tensor, Tensor], values: Tensor, present: Tensor) -> Tensor:
         weight, bias, nulls = branches
-        features = patch_conv(channels_last(values), weight, bias)  # [N, branches, H/4, W/4]
+        values = channels_last(values) if values.device.type == "cpu" else values
+        features = patch_conv(values, weight, bias)  # [N, branches, H/4, W/4]
         keep = present[:, self.buffer_of_channel][:, :, None, None]
         features = channels_last(torch.where(keep, features, nulls[:, None, None].to(features.dtype)))
         return F.silu(self.reduce(F.silu(self.mix(F.silu(features)))))

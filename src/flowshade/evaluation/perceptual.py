@@ -118,6 +118,8 @@ class Trunk:
         self.name: TrunkName = name
         self._convolutions = convolutions
         self.heads = heads
+        self._shift = heads[0].new_tensor([-0.030, -0.088, -0.188])[:, None, None]
+        self._scale = heads[0].new_tensor([0.458, 0.448, 0.450])[:, None, None]
 
     @classmethod
     def load(cls, name: TrunkName, device: torch.device | str = "cpu") -> Trunk:
@@ -190,9 +192,7 @@ class Trunk:
 
     def layers(self, rgb: Float[Tensor, "T 3 H W"]) -> list[Tensor]:
         """`features` with gradients."""
-        shift = rgb.new_tensor([-0.030, -0.088, -0.188])[:, None, None]
-        scale = rgb.new_tensor([0.458, 0.448, 0.450])[:, None, None]
-        x = (2 * rgb - 1 - shift) / scale
+        x = (2 * rgb - 1 - self._shift.to(rgb)) / self._scale.to(rgb)
         return self._alex(x) if self.name == "alex" else self._vgg(x)
 
     def _alex(self, x: Tensor) -> list[Tensor]:

@@ -8,7 +8,8 @@ device.
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict
+import weakref
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -86,13 +87,46 @@ class CudaCapture:
         return outputs, graph.replay
 
 
+class _Slot:
+    """Memory that graphs read an argument from."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = torch.empty_like(tensor)
+        self._given: weakref.ref[Tensor] | None = None
+        """What was last copied here; a later tensor may take its place in memory, but not in this."""
+        self._version = -1
+
+    def take(self, tensor: Tensor) -> None:
+        """Copies a tensor here, if it is not here already."""
+        if self._given is None or self._given() is not tensor or self._version != tensor._version:
+            self.tensor.copy_(tensor)
+            self._given, self._version = weakref.ref(tensor), tensor._version
+
+
+class _Slots:
+    """A function's slots, as long as a graph reads them: different signatures share those of one shape."""
+
+    def __init__(self) -> None:
+        self._slots: dict[Hashable, weakref.ref[_Slot]] = {}
+
+    def of(self, tensors: Iterable[Tensor]) -> list[_Slot]:
+        """A slot of its own for each of a call's tensors."""
+        found, counts = [], Counter[Hashable]()
+        for tensor in tensors:
+            shape = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+            key = shape, counts[shape]
+            counts[shape] += 1
+            known = self._slots.get(key)
+            slot = (None if known is None else known()) or _Slot(tensor)
+            self._slots[key] = weakref.ref(slot)
+            found.append(slot)
+        return found
+
+
 @dataclass
 class _Recorded:
-    inputs: list[Tensor]
+    slots: list[_Slot]
     """What the graph reads."""
-    given: list[Tensor]
-    """What was last copied there."""
-    versions: list[int]
     outputs: list[Tensor]
     """What the graph writes."""
     result: Any
@@ -105,14 +139,15 @@ class _Recorded:
 class Graphs:
     """Functions captured on the second call with arguments of one signature, and replayed from the third on.
 
-    The first call of a signature runs as it is: that is when implementations are timed and kernels compiled. Results
-    are copies, which later calls leave alone.
+    The first call of a signature runs as it is: that is when implementations are timed and kernels compiled. Arguments
+    are copied to where graphs read them, results are copies, which later calls leave alone.
 
     Args:
         capture: records a function (`CudaCapture`).
         context: what functions run in while they are recorded, such as autocast without its cache of weights.
         keep: gives the tensors that functions read besides their arguments and weights.
         capacity: recordings that are kept, the least recently used going first.
+        advice: what to do about a function that cannot be captured.
     """
 
     def __init__(
@@ -122,11 +157,14 @@ class Graphs:
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         keep: Callable[[], Iterable[Tensor]] = tuple,
         capacity: int = 16,
+        advice: str = "Render without graphs (speed_up(..., graphs=False)).",
     ) -> None:
         self._capture = capture
         self._context = context
         self._keep = keep
         self._capacity = capacity
+        self._advice = advice
+        self._slots: dict[str, _Slots] = {}
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._recorded: OrderedDict[Hashable, _Recorded] = OrderedDict()
 
@@ -152,8 +190,10 @@ class Graphs:
         return self._replay(self._recorded[key], tensors)
 
     def _record(self, name: str, function: Callable[..., Any], arguments: Any, tensors: list[Tensor]) -> _Recorded:
-        inputs = [torch.empty_like(tensor).copy_(tensor) for tensor in tensors]
-        held = rebuild(arguments, inputs)
+        slots = self._slots.setdefault(name, _Slots()).of(tensors)
+        for slot, tensor in zip(slots, tensors, strict=True):
+            slot.take(tensor)
+        held = rebuild(arguments, [slot.tensor for slot in slots])
         result: Any = None
 
         def run() -> list[Tensor]:
@@ -166,25 +206,13 @@ class Graphs:
             outputs, replay = self._capture(run)
         except RuntimeError as error:
             raise FlowshadeError(
-                f"{name} cannot be captured as a CUDA graph: {str(error).strip().splitlines()[0]} "
-                "Render without graphs (speed_up(..., graphs=False))."
+                f"{name} cannot be captured as a CUDA graph: {str(error).strip().splitlines()[0]} {self._advice}"
             ) from error
-        return _Recorded(
-            inputs=inputs,
-            given=list(tensors),
-            versions=[tensor._version for tensor in tensors],
-            outputs=outputs,
-            result=result,
-            replay=replay,
-            keep=list(self._keep()),
-        )
+        return _Recorded(slots=slots, outputs=outputs, result=result, replay=replay, keep=list(self._keep()))
 
     def _replay(self, recorded: _Recorded, tensors: list[Tensor]) -> Any:
-        for index, tensor in enumerate(tensors):
-            same = tensor is recorded.given[index] and tensor._version == recorded.versions[index]
-            if not same:
-                recorded.inputs[index].copy_(tensor)
-                recorded.given[index], recorded.versions[index] = tensor, tensor._version
+        for slot, tensor in zip(recorded.slots, tensors, strict=True):
+            slot.take(tensor)
         recorded.replay()
         return rebuild(recorded.result, [output.clone() for output in recorded.outputs])
 

@@ -14,6 +14,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -180,13 +181,29 @@ class CaptionBank:
     def to(self, device: torch.device | str) -> CaptionBank:
         return CaptionBank(texts=self.texts, tokens=self.tokens.to(device), offsets=self.offsets.to(device))
 
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest caption."""
+        return int(self.offsets.diff().max())
+
     def context(
-        self, indices: Sequence[int] | Int[Tensor, "B"], device: torch.device | str | None = None
+        self,
+        indices: Sequence[int] | Int[Tensor, "B"],
+        device: torch.device | str | None = None,
+        *,
+        length: int | None = None,
     ) -> TextContext:
-        """The captions `indices` as one padded batch in float32, on `device` (by default the bank's own)."""
+        """The captions `indices` as one padded batch in float32, on `device` (by default the bank's own).
+
+        Args:
+            indices: of the captions.
+            device: where the batch goes.
+            length: tokens S; None takes those of the longest caption in the batch, for which the host waits.
+        """
         index = torch.as_tensor(indices, device=self.offsets.device)  # [B]
         starts, ends = self.offsets[index], self.offsets[index + 1]  # each [B]
-        steps = torch.arange(int((ends - starts).max()), device=index.device)  # [S]
+        count = int((ends - starts).max()) if length is None else length
+        steps = torch.arange(count, device=index.device)  # [S]
         mask = steps < (ends - starts)[:, None]  # [B, S]
         rows = (starts[:, None] + steps).clamp(max=self.tokens.shape[0] - 1)  # [B, S]
         tokens = self.tokens[rows].float() * mask[..., None]  # [B, S, 384]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from flowshade.training.degrade import Degradation, degrade, mirror
 from flowshade.training.losses import change_loss
 from flowshade.training.pool import Batch
 from flowshade.training.samples import write_sheet
-from flowshade.training.stages import Data, Stage, StageConfig, StageDefaults
+from flowshade.training.stages import Data, Outcome, Stage, StageConfig, StageDefaults
 from flowshade.types import CORE_CHANNELS, FRAMES_PER_LATENT, Camera
 
 FARTHEST = 5000.0
@@ -334,6 +334,9 @@ class InverseModels(nn.Module):
         for block in self.inverse.network.blocks:
             block.compile(dynamic=False)
 
+    def kept_tensors(self) -> Iterable[Tensor]:
+        return ()
+
     @torch.no_grad()
     def write_samples(self, path: Path, data: Data, *, clips: int = 4) -> None:
         """A sheet. Rows: clips; columns: spoilt picture, then each channel as estimated and as it is."""
@@ -383,10 +386,26 @@ class Run:
     motion: Motion
     focal: Float[Tensor, " B"]
 
-    def part(self, frames: slice) -> tuple[Tensor, Targets, Motion]:
-        cut = {name: value[:, frames] for name, value in vars(self.targets).items()}
-        moved = Motion(vectors=self.motion.vectors[:, frames], seen=self.motion.seen[:, frames])
-        return self.rgb[:, frames], Targets(**cut), moved
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Some pictures of a run, and what the network remembers of those before."""
+
+    rgb: Float[Tensor, "B T 3 H W"]
+    targets: Targets
+    motion: Motion
+    focal: Float[Tensor, " B"]
+    state: InverseState | None
+    last: tuple[Estimate, Targets] | None
+    """What was estimated and what was true in the picture before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """What a part leaves to the next one; as in `Part`."""
+
+    state: InverseState
+    last: tuple[Estimate, Targets]
 
 
 @dataclass(kw_only=True)
@@ -403,6 +422,19 @@ class _Streams:
     @property
     def done(self) -> bool:
         return self.start >= self.run.rgb.shape[1]
+
+    def next_part(self) -> Part:
+        """What comes next. Side effect: time moves on."""
+        run, frames = self.run, slice(self.start, self.start + self.frames)
+        self.start = frames.stop
+        return Part(
+            rgb=run.rgb[:, frames],
+            targets=Targets(**{name: value[:, frames] for name, value in vars(run.targets).items()}),
+            motion=Motion(vectors=run.motion.vectors[:, frames], seen=run.motion.seen[:, frames]),
+            focal=run.focal,
+            state=self.state,
+            last=self.last,
+        )
 
 
 class InverseStage(StageDefaults):
@@ -421,18 +453,20 @@ class InverseStage(StageDefaults):
     def resting(self) -> bool:
         return self._streams is None or self._streams.done
 
-    def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        streams = self._streams
-        if streams is None or streams.done:
-            streams = self._streams = self._begin()
-        frames = slice(streams.start, streams.start + streams.frames)
-        rgb, targets, motion = streams.run.part(frames)
-        estimate, state = self.models.inverse.network(rgb, streams.run.focal, streams.state)
-        loss, values = inverse_loss(estimate, targets, streams.last, motion, self.models.weights)
-        streams.start = frames.stop
-        streams.state = state.detached()
-        streams.last = (_newest(estimate), _newest(targets))
-        return loss, values
+    def draw(self) -> Part:
+        if self._streams is None or self._streams.done:
+            self._streams = self._begin()
+        return self._streams.next_part()
+
+    def loss(self, drawn: Part) -> Outcome:
+        estimate, state = self.models.inverse.network(drawn.rgb, drawn.focal, drawn.state)
+        loss, values = inverse_loss(estimate, drawn.targets, drawn.last, drawn.motion, self.models.weights)
+        past = Past(state=state.detached(), last=(_newest(estimate), _newest(drawn.targets)))
+        return Outcome(loss=loss, values=values, carried=past)
+
+    def carry(self, carried: Past) -> None:
+        assert self._streams is not None, "what is carried was drawn from them"
+        self._streams.state, self._streams.last = carried.state, carried.last
 
     def _begin(self) -> _Streams:
         config, data = self.config, self.data

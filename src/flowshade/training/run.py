@@ -53,6 +53,7 @@ def train(
     scale_time: float = 1.0,
     stages: Sequence[str] | None = None,
     device: str | None = None,
+    capture: bool = False,
 ) -> Path:
     """Trains a preset in `folder` (continued if it holds a run); returns the trained renderer's file.
 
@@ -65,12 +66,14 @@ def train(
         scale_time: multiplies the time limit of every stage that has one.
         stages: only these stages, by name; None runs all.
         device: instead of the preset's.
+        capture: gradients from CUDA graphs on a GPU, where the preset does not have it so already.
 
     Raises:
         ValueError: an unknown preset, stage or device, a factor that is not positive, or captions or a checkpoint
             that are not there.
     """
     config = _configure(preset, seed=seed, scale_time=scale_time, stages=stages, device=device)
+    config = dataclasses.replace(config, capture=config.capture or capture)
     if folder.exists() and not folder.is_dir():
         raise FlowshadeError(f"the run's folder {folder} is a file; give a folder, or a name that is free.")
     with joined(config.device) as processes:

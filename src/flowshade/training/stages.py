@@ -7,15 +7,16 @@
 4. `RolloutStage`: run as at inference, on its own past, at 4, 2 or 1 steps. Every rollout in our own worlds has a true
    picture, so the student is simply supervised.
 
-A stage says which modules it trains and turns a batch into a loss; `flowshade.training.trainer` does the rest.
+A stage says which modules it trains, draws what an update is made from and turns that into a loss: a function of what
+was drawn alone, so that it can be captured as a CUDA graph. `flowshade.training.trainer` does the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from flowshade.codec.decoder import DecoderState
 from flowshade.codec.encoder import PictureEncoder, PictureEncoderConfig
 from flowshade.codec.encoding import EncodingProfile
 from flowshade.evaluation.perceptual import Trunk
-from flowshade.renderer.memory import HistoryMemory
+from flowshade.renderer.memory import History, HistoryMemory
 from flowshade.renderer.prompt import CaptionBank
 from flowshade.renderer.renderer import Renderer, RendererConfig
 from flowshade.renderer.transformer import TextContext
@@ -110,6 +111,10 @@ class Trainable(Protocol):
         """Compiles the parts that take the time, in place; parameter names stay as they are."""
         ...
 
+    def kept_tensors(self) -> Iterable[Tensor]:
+        """What losses read besides weights and what was drawn, such as tables made on the way."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsConfig:
@@ -155,6 +160,9 @@ class Models(nn.Module):
         decoder = self.renderer.decoder
         decoder._picture = torch.compile(decoder._picture, dynamic=False)  # pyright: ignore
 
+    def kept_tensors(self) -> Iterable[Tensor]:
+        return self.renderer.transformer.rotations.tensors()
+
     def _context(self, data: Data) -> Context:
         return Context(models=self, **vars(data))
 
@@ -164,8 +172,19 @@ class Models(nn.Module):
         return self.renderer.decoder.normalise(self.picture_encoder(rgb, planes).float())
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a stage makes of what it drew."""
+
+    loss: Tensor
+    values: dict[str, Tensor]
+    """What is logged, without gradients."""
+    carried: Any = None
+    """What later updates need, without gradients: tensors in any nesting that `flowshade.nn.graphs` knows."""
+
+
 class Stage(Protocol):
-    """What the trainer needs of a stage."""
+    """What the trainer needs of a stage. An update is `carry(loss(draw()).carried)`, with the gradients on the way."""
 
     config: StageConfig
 
@@ -173,8 +192,16 @@ class Stage(Protocol):
         """The modules that are trained."""
         ...
 
-    def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """Draws a batch; its loss and what to log. Processes do not wait for each other here."""
+    def draw(self) -> Any:
+        """What the next update is made from. Processes do not wait for each other here."""
+        ...
+
+    def loss(self, drawn: Any) -> Outcome:
+        """A function of what was drawn, of weights and of random numbers; it keeps nothing and changes nothing."""
+        ...
+
+    def carry(self, carried: Any) -> None:
+        """Takes what `loss` gave for later updates."""
         ...
 
     def updated(self, step: int) -> None:
@@ -192,7 +219,10 @@ class Stage(Protocol):
 
 
 class StageDefaults:
-    """A stage whose calls stand alone and that has nothing to do between or after them."""
+    """A stage whose updates stand alone and that has nothing to do between or after them."""
+
+    def carry(self, carried: Any) -> None:
+        """Nothing is needed."""
 
     @property
     def resting(self) -> bool:
@@ -218,6 +248,8 @@ class Data:
     processes: Processes
     trunk: Trunk | None = None
     """For stages with LPIPS."""
+    dtype: torch.dtype = torch.float32
+    """Of the renderer's planes: in what its products run in anyway they take half of the memory and of the copies."""
 
 
 @dataclass(kw_only=True)
@@ -227,11 +259,13 @@ class Context(Data):
     models: Models
 
     def text(self, rows: Tensor) -> TextContext:
-        return self.captions.context(rows)
+        """Captions of one length, so that updates differ in values alone."""
+        return self.captions.context(rows, length=self.captions.longest)
 
     def draw(self, config: StageConfig) -> Batch:
         """A batch with some of its buffers and suns taken away."""
         batch = self.pool.draw(config.batch, config.latents, self.rng, switch=config.switch, large=config.large)
+        batch.planes = Planes(values=batch.planes.values.to(self.dtype), present=batch.planes.present)
         drop_buffers(batch.planes, config.drop, self.pool.profile, self.rng)
         known = self.rng.random(batch.rgb.shape[0]) >= config.drop_sun
         batch.sun = batch.sun * torch.from_numpy(known).to(batch.sun)[:, None, None]
@@ -274,21 +308,30 @@ class CodecStage(StageDefaults):
         self.config = config
         self.context = context
         self._moments: Tensor | None = None
-        """Of the last call's latents: mean and mean square, [2, C]."""
+        """Of the last update's latents: mean and mean square, [2, C]."""
 
     def modules(self) -> list[nn.Module]:
         models = self.context.models
         return [models.picture_encoder, models.renderer.decoder]
 
-    def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        models, batch = self.context.models, self.context.draw(self.config)
+    def draw(self) -> Batch:
+        return self.context.draw(self.config)
+
+    def loss(self, drawn: Batch) -> Outcome:
+        models = self.context.models
         decoder = models.renderer.decoder
-        raw = models.picture_encoder(batch.rgb, batch.planes).float()
-        self._moments = _moments(raw.detach())
+        raw = models.picture_encoder(drawn.rgb, drawn.planes).float()
         latents = decoder.normalise(raw)
-        rgb = decoder(latents + self.config.latent_noise * torch.randn_like(latents), batch.planes)
-        loss = picture_loss(rgb, batch.rgb)
-        return loss + 1e-4 * raw.square().mean(), {"picture": loss.detach(), "psnr": _psnr(rgb, batch.rgb)}
+        rgb = decoder(latents + self.config.latent_noise * torch.randn_like(latents), drawn.planes)
+        picture = picture_loss(rgb, drawn.rgb)
+        return Outcome(
+            loss=picture + 1e-4 * raw.square().mean(),
+            values={"picture": picture.detach(), "psnr": _psnr(rgb, drawn.rgb)},
+            carried=_moments(raw.detach()),
+        )
+
+    def carry(self, carried: Float[Tensor, "2 C"]) -> None:
+        self._moments = carried
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -333,10 +376,16 @@ class FlowStage(StageDefaults):
         renderer = self.context.models.renderer
         return [renderer.encoder, renderer.transformer]
 
-    def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        models, batch = self.context.models, self.context.draw(self.config)
-        renderer = models.renderer
+    def draw(self) -> tuple[Batch, TextContext, int]:
+        """A batch, the captions of its windows, and a window's latent frames."""
+        batch = self.context.draw(self.config)
         window = int(self.context.shared.choice(self.config.windows))
+        return batch, self.context.text(batch.caption[:, ::window].flatten()), window
+
+    def loss(self, drawn: tuple[Batch, TextContext, int]) -> Outcome:
+        batch, text, window = drawn
+        models = self.context.models
+        renderer = models.renderer
         features = renderer.encoder(batch.planes)
         target = models.latents(batch.rgb, batch.planes)
         windows = forced_windows(target, features, window, renderer.transformer.history_frames)
@@ -346,19 +395,20 @@ class FlowStage(StageDefaults):
         velocity = renderer.transformer(
             noisy,
             renderer.schedule.timesteps(sigmas),
-            self.context.text(batch.caption[:, ::window].flatten()),
+            text,
             windows.features,
             batch.sun[:, ::window].flatten(0, 1),
             renderer.transformer.encode_history(windows.memory().view()),
         )
         flow = F.mse_loss(velocity.float(), renderer.schedule.target(windows.target, noise).float())
         if self.config.name == "flow":
-            return flow, {"flow": flow.detach()}
+            return Outcome(loss=flow, values={"flow": flow.detach()})
         latents = renderer.schedule.denoised(noisy, velocity, sigmas)
         latents = rearrange(latents, "(b n) c l h w -> b c (n l) h w", b=batch.rgb.shape[0])
         rgb = renderer.decoder(latents, batch.planes)
         picture = picture_loss(rgb, batch.rgb)
-        return flow + picture, {"flow": flow.detach(), "picture": picture.detach(), "psnr": _psnr(rgb, batch.rgb)}
+        values = {"flow": flow.detach(), "picture": picture.detach(), "psnr": _psnr(rgb, batch.rgb)}
+        return Outcome(loss=flow + picture, values=values)
 
     def _sigmas(self, target: Tensor) -> Float[Tensor, " B"]:
         if self.config.name == "regression":
@@ -414,7 +464,7 @@ def forced_windows(
 class RolloutStage(StageDefaults):
     """Streams run as at inference, on their own past; each window is compared with the true pictures.
 
-    One window a call: gradients do not cross windows. The decoder learns along, since what it is given is no longer
+    One window an update: gradients do not cross windows. The decoder learns along, since what it is given is no longer
     what the picture encoder made.
     """
 
@@ -431,52 +481,100 @@ class RolloutStage(StageDefaults):
     def resting(self) -> bool:
         return self._streams is None or self._streams.done
 
-    def loss(self) -> tuple[Tensor, dict[str, Tensor]]:
-        renderer, shared = self.context.models.renderer, self.context.shared
+    def draw(self) -> Window:
         if self._streams is None or self._streams.done:
-            batch = self.context.draw(self.config)
-            target = self.context.models.latents(batch.rgb, batch.planes) if self.config.latent else None
-            memory = HistoryMemory(renderer.transformer.history_frames)
-            self._streams = _Streams(batch=batch, target=target, memory=memory)
-            self._streams.window = int(shared.choice(self.config.windows))
-            self._streams.steps = int(shared.choice(self.config.rollout_steps))
-        streams = self._streams
-        planes, rgb, target, caption, sun = streams.next_window()
-        features = renderer.encoder(planes)
+            self._streams = self._begin()
+        return self._streams.next_window(self.context)
+
+    def _begin(self) -> _Streams:
+        context, shared = self.context, self.context.shared
+        batch = context.draw(self.config)
+        return _Streams(
+            batch=batch,
+            target=context.models.latents(batch.rgb, batch.planes) if self.config.latent else None,
+            memory=HistoryMemory(context.models.renderer.transformer.history_frames),
+            window=int(shared.choice(self.config.windows)),
+            steps=int(shared.choice(self.config.rollout_steps)),
+        )
+
+    def loss(self, drawn: Window) -> Outcome:
+        renderer = self.context.models.renderer
+        features = renderer.encoder(drawn.planes)
         channels = renderer.config.transformer.latent_channels
         latents = renderer.denoise(
             torch.randn(features.shape[0], channels, *features.shape[2:], device=features.device),
             features,
-            self.context.text(caption),
-            sun,
-            renderer.transformer.encode_history(streams.memory.view()),
-            steps=streams.steps,
+            drawn.text,
+            drawn.sun,
+            renderer.transformer.encode_history(drawn.history),
+            steps=drawn.steps,
         )
-        prediction, state = renderer.decoder.step(latents, planes, streams.state)
-        streams.memory.append(latents.detach(), features.detach())
-        streams.state = DecoderState(previous=state.previous.detach())
-        picture = picture_loss(prediction, rgb)
-        change = change_loss(prediction, rgb, streams.last)
-        streams.last = (prediction[:, -1:].detach(), rgb[:, -1:])
-        values = {"picture": picture, "change": change}
-        total = picture + change
-        if target is None:
+        prediction, state = renderer.decoder.step(latents, drawn.planes, drawn.state)
+        total, values = self._total(prediction, latents, drawn)
+        past = Past(
+            latents=latents.detach(),
+            features=features.detach(),
+            state=DecoderState(previous=state.previous.detach()),
+            last=(prediction[:, -1:].detach(), drawn.rgb[:, -1:]),
+        )
+        return Outcome(loss=total, values={name: value.detach() for name, value in values.items()}, carried=past)
+
+    def _total(self, prediction: Tensor, latents: Tensor, drawn: Window) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and what it is made of."""
+        values = {
+            "picture": picture_loss(prediction, drawn.rgb),
+            "change": change_loss(prediction, drawn.rgb, drawn.last),
+        }
+        total = values["picture"] + values["change"]
+        if drawn.target is None:
             values["growth"] = latent_growth(latents.float())
             total = total + GROWTH_WEIGHT * values["growth"]
         else:
-            values["latent"] = F.mse_loss(latents.float(), target.float())
+            values["latent"] = F.mse_loss(latents.float(), drawn.target.float())
             total = total + self.config.latent * values["latent"]
         if self.config.lpips:
             assert self.context.trunk is not None, "the trainer checks that there is one"
-            values["lpips"] = perceptual_loss(prediction, rgb, self.context.trunk)
+            values["lpips"] = perceptual_loss(prediction, drawn.rgb, self.context.trunk)
             total = total + self.config.lpips * values["lpips"]
-        values["psnr"] = _psnr(prediction, rgb)
-        return total, {name: value.detach() for name, value in values.items()}
+        return total, values | {"psnr": _psnr(prediction, drawn.rgb)}
+
+    def carry(self, carried: Past) -> None:
+        assert self._streams is not None, "what is carried was drawn from them"
+        self._streams.carry(carried)
 
 
 def latent_growth(latents: Float[Tensor, "B C L h w"]) -> Float[Tensor, ""]:
     """How far channels' mean square lies above 1, what normalised latents have: squared, mean over channels."""
     return (latents.square().mean((0, 2, 3, 4)) - 1).clamp(min=0).square().mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """A window of a batch of streams, and their past as they made it themselves."""
+
+    planes: Planes
+    rgb: Float[Tensor, "B T 3 H W"]
+    target: Float[Tensor, "B C L h w"] | None
+    """True latents; None where the stage compares none."""
+    text: TextContext
+    sun: Float[Tensor, "B 3"]
+    steps: int
+    """Denoising steps."""
+    history: History | None
+    state: DecoderState | None
+    last: tuple[Tensor, Tensor] | None
+    """Prediction and reference of the frame before, [B, 1, 3, H, W] each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """What a window leaves to the next one."""
+
+    latents: Float[Tensor, "B C L h w"]
+    features: Float[Tensor, "B D L h w"]
+    state: DecoderState
+    last: tuple[Tensor, Tensor]
+    """As in `Window`."""
 
 
 @dataclass(kw_only=True)
@@ -486,25 +584,37 @@ class _Streams:
     batch: Batch
     target: Tensor | None
     memory: HistoryMemory
-    window: int = 1
-    steps: int = 1
+    window: int
+    """Latent frames."""
+    steps: int
     state: DecoderState | None = None
     last: tuple[Tensor, Tensor] | None = None
-    """Prediction and reference of the frame before the next window."""
     latent: int = 0
 
     @property
     def done(self) -> bool:
         return self.latent >= self.batch.caption.shape[1]
 
-    def next_window(self) -> tuple[Planes, Tensor, Tensor | None, Tensor, Tensor]:
-        """Planes, pictures, true latents, captions and suns of the next window. Side effect: time moves on."""
+    def next_window(self, context: Context) -> Window:
+        """What comes next. Side effect: time moves on."""
         start, stop = self.latent, self.latent + self.window
         frames = slice(start * FRAMES_PER_LATENT, stop * FRAMES_PER_LATENT)
         self.latent = stop
-        planes = Planes(values=self.batch.planes.values[:, frames], present=self.batch.planes.present)
-        rgb, target = self.batch.rgb[:, frames], None if self.target is None else self.target[:, :, start:stop]
-        return planes, rgb, target, self.batch.caption[:, start], self.batch.sun[:, start]
+        return Window(
+            planes=Planes(values=self.batch.planes.values[:, frames], present=self.batch.planes.present),
+            rgb=self.batch.rgb[:, frames],
+            target=None if self.target is None else self.target[:, :, start:stop],
+            text=context.text(self.batch.caption[:, start]),
+            sun=self.batch.sun[:, start],
+            steps=self.steps,
+            history=self.memory.view(),
+            state=self.state,
+            last=self.last,
+        )
+
+    def carry(self, past: Past) -> None:
+        self.memory.append(past.latents, past.features)
+        self.state, self.last = past.state, past.last
 
 
 def _psnr(prediction: Tensor, reference: Tensor) -> Tensor:

@@ -8,8 +8,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -21,13 +22,14 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from flowshade.errors import CheckpointError, FlowshadeError
 from flowshade.evaluation.perceptual import Trunk
 from flowshade.files import plain
+from flowshade.nn.graphs import Capture, CudaCapture, Graphs
 from flowshade.renderer.prompt import CaptionBank
 from flowshade.training.captions import LookBank
 from flowshade.training.checkpoint import Checkpoint, ProcessState, Progress, load_checkpoint, save_checkpoint
 from flowshade.training.pool import ClipPool, ClipSpec, Producers
 from flowshade.training.processes import Processes
 from flowshade.training.settings import differing
-from flowshade.training.stages import Data, Stage, StageConfig, Trainable
+from flowshade.training.stages import Data, Outcome, Stage, StageConfig, Trainable
 from flowshade.training.start import begin_from, load_start
 
 
@@ -64,6 +66,8 @@ class TrainConfig:
     device: str = "cpu"
     autocast: bool = False
     """bfloat16 matrix products and convolutions."""
+    capture: bool = False
+    """On a GPU, gradients come from CUDA graphs once shapes are known: for stages that draw few different ones."""
     compile: bool = False
     """torch.compile for the transformer's blocks and the decoder's pictures; costs about a minute at first."""
     tune: bool = True
@@ -82,7 +86,10 @@ class TrainConfig:
             )
 
 
-FREE = ("save_seconds", "log_every", "workers", "interval", "first_seconds", "compile", "tune")
+CAPTURED = 64
+"""Graphs that are kept: sizes, windows, steps, and how much of a past there is."""
+
+FREE = ("save_seconds", "log_every", "workers", "interval", "first_seconds", "capture", "compile", "tune")
 """What may be different when a run goes on: how fast it goes and what it writes, not what it computes."""
 
 
@@ -124,6 +131,7 @@ class Trained:
         models.requires_grad_(False)
         for parameter in self.parameters.values():
             parameter.requires_grad_(True)
+            parameter.grad = torch.zeros_like(parameter)
         fused = processes.device.type == "cuda"
         self.optimiser = torch.optim.AdamW(
             self.parameters.values(), learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=fused
@@ -133,12 +141,9 @@ class Trained:
         self._weights = [parameter.detach() for parameter in self.parameters.values()]
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of a loss; what it does not depend on gets zeros, so that an update is of all in every process."""
-        self.optimiser.zero_grad(set_to_none=True)
+        """Gradients of a loss, always in the same tensors; what it does not depend on gets zeros."""
+        self.optimiser.zero_grad(set_to_none=False)
         loss.backward()
-        for parameter in self.parameters.values():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
 
     def update(self, rate: float, decay: float) -> None:
         """One step with the gradients' mean over processes, and the averages'."""
@@ -245,6 +250,7 @@ class Trainer:
             shared=np.random.default_rng([config.seed, 0]),
             processes=self.processes,
             trunk=None if trunk is None else trunk.to(device),
+            dtype=torch.bfloat16 if config.autocast else torch.float32,
         )
 
     def _make_producers(self) -> Producers:
@@ -355,6 +361,7 @@ class Trainer:
         if self.progress.step == 0:
             self._reset_average()
         trained = Trained(self.models, stage.modules(), self.average, config.learning_rate, self.processes)
+        gradients = self._gradients(stage, trained)
         sums: dict[str, Tensor] = {}
         """What is logged stays on the device until it is printed."""
         if self._saved is not None:
@@ -365,7 +372,7 @@ class Trainer:
         offset, counted = self.progress.seconds, self.progress.step
         while (done := self._share_done(config)) < 1:
             # Loss and gradients.
-            for name, value in self.processes.jointly(self._learn, stage, trained).items():
+            for name, value in self.processes.jointly(self._learn, stage, gradients).items():
                 sums[name] = sums.get(name, torch.zeros((), device=self.device)) + value.float()
 
             # Learning rate: linear warm-up, then a cosine to 2% over whichever of updates and time is further on.
@@ -389,16 +396,48 @@ class Trainer:
                 last_save = now
         self._finish_stage(stage)
 
-    def _learn(self, stage: Stage, trained: Trained) -> dict[str, Tensor]:
+    def _gradients(self, stage: Stage, trained: Trained) -> Callable[[Any], Outcome]:
+        """Makes a loss and its gradients of what a stage drew: the function itself, or graphs that were captured of it.
+
+        The loss that it gives has no gradients any more.
+        """
+        capture = self._capture()
+
+        def gradients(drawn: Any) -> Outcome:
+            # A graph would outlive the cache of cast weights.
+            with self._autocast(cache=capture is None):
+                outcome = stage.loss(drawn)
+            trained.backward(outcome.loss)
+            return dataclasses.replace(outcome, loss=outcome.loss.detach())
+
+        if capture is None:
+            return gradients
+        graphs = Graphs(
+            capture,
+            keep=self.trainable.kept_tensors,
+            capacity=CAPTURED,
+            advice="Train without (capture=False in the preset).",
+        )
+        return partial(graphs.call, stage.config.name, gradients)
+
+    def _capture(self) -> Capture | None:
+        """What records graphs, where gradients come from graphs."""
+        return CudaCapture(self.device) if self.config.capture and self.device.type == "cuda" else None
+
+    def _learn(self, stage: Stage, gradients: Callable[[Any], Outcome]) -> dict[str, Tensor]:
         """This process's part of an update: gradients, what is to be logged, and clips when they are due."""
         self.producers.check()
         step, refresh = self.progress.step, self.config.refresh
         if refresh and step and step % refresh == 0 and self.config.workers == 0:
             self.producers.fill(self.data.pool.received + 1)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.autocast):
-            loss, values = stage.loss()
-        trained.backward(loss)
-        return values
+        with self._autocast():
+            drawn = stage.draw()
+        outcome = gradients(drawn)
+        stage.carry(outcome.carried)
+        return outcome.values
+
+    def _autocast(self, *, cache: bool = True) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.autocast, cache_enabled=cache)
 
     def _means(self, sums: Mapping[str, Tensor], count: int) -> dict[str, float]:
         """Over updates and processes."""
@@ -426,7 +465,7 @@ class Trainer:
             if name in self.average:
                 self.average[name] = buffer.detach().clone()
         self.models.load_state_dict(self.average, strict=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.autocast):
+        with self._autocast():
             stage.finish()
             self._reset_average()
             if self.processes.first:
