@@ -113,6 +113,7 @@ def compact_training() -> TrainConfig:
                 learning_rate=4e-4,
                 latent=0.0,
                 lpips=0.1,
+                border=2.0,
                 drop=0.25,
                 drop_sun=0.6,
                 large=0.25,

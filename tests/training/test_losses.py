@@ -44,6 +44,16 @@ def test_windows_with_their_past_add_up_to_the_whole_clip():
     torch.testing.assert_close((first + second) / 7, change_loss(prediction, reference))
 
 
+def test_steps_into_a_latent_frame_weigh_as_asked():
+    reference = torch.zeros(1, 8, 3, 4, 4)
+    inside, into = reference.clone(), reference.clone()
+    inside[:, 6:], into[:, 4:] = 0.7, 0.7
+    torch.testing.assert_close(change_loss(inside, reference, border=3.0).item(), 0.7 / (6 + 3))
+    torch.testing.assert_close(change_loss(into, reference, border=3.0).item(), 3 * 0.7 / (6 + 3))
+    last = (reference[:, :1] - 0.7, reference[:, :1])
+    torch.testing.assert_close(change_loss(reference, reference, last, border=3.0).item(), 3 * 0.7 / (6 + 2 * 3))
+
+
 def small_vgg() -> Trunk:
     generator = torch.Generator().manual_seed(0)
     widths = [3, 2, 2, 3, 3, 4, 4, 4]  # three blocks of VGG16's plan

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from flowshade.evaluation.perceptual import Trunk, lpips_of_features
+from flowshade.types import FRAMES_PER_LATENT
 
 PSNR_WEIGHT = 0.02
 """Share of the logarithm of the squared error: at an error of 0.003, 25 dB, about as strong as the absolute one."""
@@ -46,6 +47,8 @@ def change_loss(
     prediction: Float[Tensor, "B T 3 H W"],
     reference: Float[Tensor, "B T 3 H W"],
     before: tuple[Float[Tensor, "B 1 3 H W"], Float[Tensor, "B 1 3 H W"]] | None = None,
+    *,
+    border: float = 1.0,
 ) -> Float[Tensor, ""]:
     """Mean absolute error of the change from frame to frame: what flicker and seams between windows are made of.
 
@@ -54,8 +57,12 @@ def change_loss(
         reference: the true frames.
         before: the prediction and the reference of the frame before the window, so that the step into the window
             counts too; None at the start of a stream.
+        border: weight of steps into a latent frame, windows' first ones included, beside 1 for those inside.
     """
     error = prediction.float() - reference.float()
     if before is not None:
         error = torch.cat([before[0].float() - before[1].float(), error], 1)
-    return error.diff(dim=1).abs().mean()
+    changes = error.diff(dim=1).abs().mean((0, 2, 3, 4))  # [steps]
+    entered = torch.arange(prediction.shape[1] - len(changes), prediction.shape[1], device=changes.device)
+    weights = torch.where(entered % FRAMES_PER_LATENT == 0, border, 1.0)
+    return (changes * weights).sum() / weights.sum()

@@ -69,6 +69,8 @@ class StageConfig:
     holds a renderer alone; the latents are then only kept from growing."""
     lpips: float = 0.0
     """Weight of LPIPS in rollouts, in the features of VGG16; needs the trunk's file (`flowshade train captions`)."""
+    border: float = 1.0
+    """Weight of the change of pictures into a latent frame, beside the changes inside, in rollouts."""
     latent_noise: float = 0.1
     """Noise on the latents that the codec learns to decode, as a share of their spread."""
     drop: float = 0.4
@@ -523,7 +525,7 @@ class RolloutStage(StageDefaults):
         """The loss, and what it is made of."""
         values = {
             "picture": picture_loss(prediction, drawn.rgb),
-            "change": change_loss(prediction, drawn.rgb, drawn.last),
+            "change": change_loss(prediction, drawn.rgb, drawn.last, border=self.config.border),
         }
         total = values["picture"] + values["change"]
         if drawn.target is None:
