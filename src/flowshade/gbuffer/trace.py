@@ -128,7 +128,7 @@ class Tracer:
         self._threads = 1 if self.is_cuda else max(1, threads or os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
         self._streams: dict[int, Any] = {}
-        with self._stream():
+        with self.on_stream():
             self._scene = SceneArrays(model, self._wp_device, frozenset(int(group) for group in groups))
             self._allocate()
         self._updates = 0
@@ -157,12 +157,21 @@ class Tracer:
         """In the meshes and height fields in use; each counts once, however often it is placed."""
         return self._scene.triangles
 
+    @property
+    def view(self) -> Any:
+        """The camera of the last `gbuffer`, as kernels read it."""
+        return self._view
+
+    def light_meshes(self) -> list[Any]:
+        """Ids of the meshes that direct light meets, largest role first: still, moving, without shadows."""
+        return self._casters_now().meshes.numpy().tolist()
+
     # The world moves ----------------------------------------------------------------------------------------------
 
     def update(self, data: mujoco.MjData) -> None:
         """Takes the geoms' poses from `data`. What they were before becomes "the previous frame" of motion."""
         count = self._model.ngeom
-        with self._stream():
+        with self.on_stream():
             staged = self._staging.next()
             staged[: 3 * count] = torch.from_numpy(data.geom_xpos).reshape(-1)
             staged[3 * self._geoms :][: 9 * count] = torch.from_numpy(data.geom_xmat).reshape(-1)
@@ -216,7 +225,7 @@ class Tracer:
                 view[name] = flat[offset : offset + count * pixels]
                 offset += count * pixels
         scene = self._scene.struct
-        with self._stream():
+        with self.on_stream():
             self.launch(
                 kernels.trace_centres,
                 [scene, self._view, last],
@@ -264,7 +273,7 @@ class Tracer:
         rgb = torch.empty(3 * height * width, dtype=torch.float32, device=self.device)
         material = self._materials
         surface = [material["albedo"], material["roughness"], material["metallic"]]
-        with self._stream():
+        with self.on_stream():
             if display and self.reference == "direct":
                 light = self._light(with_sun(look), stream)
                 self._shade_directly(light, surface, seed, wp.from_torch(rgb))
@@ -522,7 +531,7 @@ class Tracer:
         for result in [self._pool.submit(band, *each) for each in bands]:
             result.result()
 
-    def _stream(self) -> Any:
+    def on_stream(self) -> Any:
         """Warp's work goes to torch's current stream, so that neither has to wait for the other."""
         if not self.is_cuda:
             return wp.ScopedDevice(self._wp_device)
