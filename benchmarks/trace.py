@@ -7,7 +7,12 @@ Counted, per frame: new poses to the device and the BVH refit (`update`), all ch
 and third row of each world one reference picture as well (`shade`). Physics is not counted. Frames follow the world's
 own camera path. On a GPU frames per second are taken over all frames together, queued without waiting, and the median
 and p99 from frames waited for one by one. Prints each row of a markdown table as soon as it is measured; `--json FILE`
-also keeps them, row by row.
+also keeps them, row by row. A row takes `--seconds` at most, compiling kernels aside (minutes, the first time of all);
+a row that is ended from outside (Ctrl-C, SIGTERM) is printed of the frames it had. Progress goes to stderr.
+
+`--what rays` tells how far the rays of direct light are from what the machine can do: rays a second of each kernel that
+traces, as it runs within a picture, and their share of a peak, measured on the same tree: parallel neighbours (a
+camera's rays, 16 a pixel), any hit, nothing shaded.
 """
 
 from __future__ import annotations
@@ -16,15 +21,19 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import peak
 import torch
+import warp as wp
 
 from flowshade.gbuffer.look import LOOKS
 from flowshade.gbuffer.trace import Tracer
@@ -58,6 +67,32 @@ class Result:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class RayResult:
+    """One row of the table of rays."""
+
+    hardware: str
+    date: str
+    world: str
+    size: tuple[int, int]
+    kernel: str
+    rays: int
+    ms: float
+    share: float
+    """Of the peak's rays a second, [0, 1] but for noise."""
+
+    def row(self) -> str:
+        height, width = self.size
+        return (
+            f"| {self.hardware} | {self.date} | {self.world} | {height}x{width} | {self.kernel} | {self.rays:,} | "
+            f"{self.ms:.3f} | {self.rays / self.ms / 1000:.1f} | {self.share:.0%} |"
+        )
+
+
+RAY_HEADER = (
+    "| hardware | date | world | size | kernel | rays | median ms | million rays/s | of the peak |\n"
+    "|---|---|---|---|---|---|---|---|---|"
+)
 HEADER = "| hardware | date | world | size | what | frames/s | median ms | p99 ms |\n|---|---|---|---|---|---|---|---|"
 
 
@@ -76,25 +111,83 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def timed(frame: Callable[[int], None], frames: int, device: torch.device, label: str) -> tuple[float, list[float]]:
-    """Frames a second of all together, and milliseconds of each when waited for."""
-    for index in range(min(3, frames)):
-        frame(index)
+class Progress:
+    """A line on stderr: what runs, how far it is, how fast, and how long it has left."""
+
+    def __init__(self, label: str) -> None:
+        self._label, self._shown, self._width = label, 0.0, 0
+
+    def note(self, text: str, last: bool = False) -> None:
+        now = time.perf_counter()
+        if not last and now - self._shown < 1.0:
+            return
+        self._shown = now
+        line = f"{self._label}: {text}"
+        if sys.stderr.isatty():
+            print(f"\r{line.ljust(self._width)}", end="\n" if last else "", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+        self._width = len(line)
+
+    def frames(self, done: int, frames: int, seconds: float, limit: float) -> None:
+        rate = done / max(seconds, 1e-9)
+        left = min((frames - done) / max(rate, 1e-9), max(limit - seconds, 0.0))
+        self.note(f"{done}/{frames}, {rate:.2f} a second, at most {left:.0f} s left", last=done == frames)
+
+
+class Timing:
+    """What was measured of one row so far."""
+
+    def __init__(self) -> None:
+        self.together = 0.0
+        self.each: list[float] = []
+
+    def rate(self) -> float:
+        """Frames a second, of all together if that was reached."""
+        return self.together or 1000 * len(self.each) / max(sum(self.each), 1e-9)
+
+
+def timed(
+    frame: Callable[[int], None], frames: int, device: torch.device, progress: Progress, seconds: float, found: Timing
+) -> None:
+    """Fills `found`: milliseconds of frames waited for one by one, then frames a second of all together.
+
+    Each half takes half of `seconds` at most, and ends with fewer frames then.
+    """
+    progress.note("first frame (compiles kernels where they are not cached)", last=True)
+    frame(0)
     wait(device)
-    started = time.perf_counter()
-    for index in range(frames):
+    begun = time.perf_counter()
+    for index in range(1, min(3, frames)):
         frame(index)
-    wait(device)
-    together = frames / (time.perf_counter() - started)
-    each = []
+        wait(device)
+        if time.perf_counter() - begun > seconds / 4:
+            break
+    begun = time.perf_counter()
     for index in range(frames):
         started = time.perf_counter()
         frame(index)
         wait(device)
-        each.append(1000 * (time.perf_counter() - started))
-        if sys.stderr.isatty():
-            print(f"\r{label}: {index + 1}/{frames}", end="" if index + 1 < frames else "\n", file=sys.stderr)
-    return together, each
+        found.each.append(1000 * (time.perf_counter() - started))
+        progress.frames(index + 1, frames, time.perf_counter() - begun, seconds / 2)
+        if time.perf_counter() - begun > seconds / 2:
+            break
+    count = len(found.each)
+    started = time.perf_counter()
+    for index in range(count):
+        frame(index)
+    wait(device)
+    found.together = count / (time.perf_counter() - started)
+
+
+def make_tracer(
+    world: World, size: tuple[int, int], device: torch.device, args: argparse.Namespace, what: str
+) -> Tracer:
+    return Tracer(
+        world.model, size=size, device=device, samples=args.samples, threads=args.threads,
+        reference="paths" if what == "paths" else "direct", paths=args.paths, sun_rays=args.sun_rays,
+        sky_rays=args.sky_rays,
+    )  # fmt: skip
 
 
 def measure(world: World, size: tuple[int, int], device: torch.device, args: argparse.Namespace) -> Iterator[Result]:
@@ -105,11 +198,9 @@ def measure(world: World, size: tuple[int, int], device: torch.device, args: arg
     step(world, data)
     look = LOOKS[args.look]
     for what in args.what:
-        reference = "paths" if what == "paths" else "direct"
-        tracer = Tracer(
-            world.model, size=size, device=device, samples=args.samples, threads=args.threads, reference=reference,
-            paths=args.paths, sun_rays=args.sun_rays, sky_rays=args.sky_rays,
-        )  # fmt: skip
+        if what == "rays":
+            continue
+        tracer = make_tracer(world, size, device, args, what)
 
         def frame(index: int, tracer: Tracer = tracer, shaded: bool = what != "buffers") -> None:
             tracer.update(data)
@@ -124,13 +215,108 @@ def measure(world: World, size: tuple[int, int], device: torch.device, args: arg
         }[what]
         slow = {"buffers": 1, "direct": 5, "paths": 10}[what] if device.type == "cpu" else 1
         frames = max(args.frames // slow, 2)
-        label = f"{world.name} {size[0]}x{size[1]} {device.type}, {words}"
-        together, each = timed(frame, frames, device, label)
+        found, stopped = Timing(), False
+        try:
+            label = f"{world.name} {size[0]}x{size[1]} {device.type}, {words}"
+            timed(frame, frames, device, Progress(label), args.seconds, found)
+        except KeyboardInterrupt:
+            if not found.each:
+                raise
+            stopped = True
         yield Result(
             hardware=machine(device, args.threads), date=date.today().isoformat(), world=world.name,
             triangles=tracer.triangles, geoms=world.model.ngeom, size=size, samples=args.samples,
-            what=words, frames=frames, frames_per_second=together,
-            median_ms=float(np.median(each)), p99_ms=float(np.percentile(each, 99)),
+            what=words + (f", stopped after {len(found.each)} frames" if stopped else ""),
+            frames=len(found.each), frames_per_second=found.rate(),
+            median_ms=float(np.median(found.each)), p99_ms=float(np.percentile(found.each, 99)),
+        )  # fmt: skip
+        if stopped:
+            raise KeyboardInterrupt
+
+
+# Rays -----------------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Milliseconds of the kernels that trace rays, and how many rays they had, of one tracer's pictures."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.ms: dict[str, list[float]] = {}
+        self.rays: dict[str, int] = {}
+        self._tracer, self._launch = tracer, tracer.launch_dealt
+        tracer.launch_dealt = self._timed  # pyright: ignore[reportAttributeAccessIssue]
+
+    def picture(self, shade: Callable[[], object]) -> None:
+        """Adds one picture."""
+        self._now: dict[str, float] = {}
+        self.rays = {}
+        shade()
+        for name, ms in self._now.items():
+            self.ms.setdefault(name, []).append(ms)
+
+    def _timed(self, kernel: Any, before: list[Any], after: list[Any], lanes: int = 1) -> None:
+        name = kernel.key.rpartition(".")[2]
+        wait(self._tracer.device)
+        started = time.perf_counter()
+        self._launch(kernel, before, after, lanes)
+        wait(self._tracer.device)
+        if name.startswith("trace_"):
+            self._now[name] = self._now.get(name, 0.0) + 1000 * (time.perf_counter() - started)
+            self.rays[name] = self.rays.get(name, 0) + self._count(name, before, after, lanes)
+
+    def _count(self, name: str, before: list[Any], after: list[Any], lanes: int) -> int:
+        """Rays that were traced; threads without one are none."""
+        height, width = self._tracer.size
+        slots = lanes * height * width
+        if name == "trace_peak":
+            return slots
+        rays = after[-1]
+        if name == "trace_bounces":
+            return int((wp.to_torch(rays.t)[:slots] > 0).sum())
+        if name == "trace_shadows":
+            return int((wp.to_torch(rays.sun)[:slots].sum(-1) > 0).sum())
+        toward = torch.tensor([*before[2].sun_dir], device=self._tracer.device)
+        hits = self._tracer.hits
+        facing = (wp.to_torch(hits.normal) @ toward > 0) & (wp.to_torch(hits.geom) >= 0)
+        return lanes * int(facing.sum())
+
+
+def measure_rays(
+    world: World, size: tuple[int, int], device: torch.device, args: argparse.Namespace
+) -> Iterator[RayResult]:
+    """The peak, and what the kernels of a picture that trace reach of it."""
+    tracer = make_tracer(world, size, device, args, "rays")
+    camera = camera_at(world.camera_path, np.zeros(1), *size)
+    data = world.reset()
+    step(world, data)
+    tracer.update(data)
+    tracer.gbuffer(camera)
+    progress = Progress(f"{world.name} {size[0]}x{size[1]} {device.type}, rays")
+    progress.note("first picture (compiles kernels where they are not cached)", last=True)
+    found = wp.zeros(peak.LANES * size[0] * size[1], dtype=int, device=str(device))
+    clock = Clock(tracer)
+
+    def picture() -> None:
+        with tracer.on_stream():
+            mesh = tracer.light_meshes()[0]
+            tracer.launch_dealt(peak.trace_peak, [mesh, tracer.view], [found], peak.LANES)
+        tracer.shade(LOOKS[args.look], stream=stream_frame(camera.pose[0]))
+
+    clock.picture(picture)
+    clock.ms.clear()
+    frames = 3 if device.type == "cpu" else 50
+    begun = time.perf_counter()
+    for index in range(frames):
+        clock.picture(picture)
+        progress.frames(index + 1, frames, time.perf_counter() - begun, args.seconds)
+        if time.perf_counter() - begun > args.seconds:
+            break
+    best = clock.rays["trace_peak"] / float(np.median(clock.ms["trace_peak"]))
+    for name, ms in clock.ms.items():
+        median = float(np.median(ms))
+        yield RayResult(
+            hardware=machine(device, args.threads), date=date.today().isoformat(), world=world.name, size=size,
+            kernel=name, rays=clock.rays[name], ms=median, share=clock.rays[name] / median / best,
         )  # fmt: skip
 
 
@@ -146,28 +332,48 @@ def main() -> None:
     parser.add_argument("--world", nargs="+", default=["street", "hills"])
     parser.add_argument("--seed", type=int, default=0, help="of the worlds")
     parser.add_argument("--look", default="sunny", choices=LOOKS)
-    parser.add_argument("--what", nargs="+", default=["buffers", "direct", "paths"],
-                        choices=["buffers", "direct", "paths"])  # fmt: skip
+    parser.add_argument("--what", nargs="+", default=["buffers", "direct", "paths", "rays"],
+                        choices=["buffers", "direct", "paths", "rays"])  # fmt: skip
     parser.add_argument("--paths", type=int, default=16, help="path samples a pixel")
     parser.add_argument("--sun-rays", type=int, default=4, help="a pixel, of direct light")
     parser.add_argument("--sky-rays", type=int, default=12, help="a pixel, of direct light")
     parser.add_argument("--samples", type=int, default=4, help="material samples a pixel")
     parser.add_argument("--frames", type=int, default=0, help="default: 20 on a CPU, 300 on a GPU")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: all cores)")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="most that a row may take once its kernels are compiled"
+    )
     parser.add_argument("--json", type=Path, help="also write the results here")
     args = parser.parse_args()
-    given, results = args.frames, []
-    print(HEADER, flush=True)
-    for name in args.device:
-        device = torch.device(name)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a row under way is still printed
+    try:
+        run(args)
+    except KeyboardInterrupt:
+        print("stopped; the rows above are complete but where they say otherwise.", file=sys.stderr)
+        sys.exit(130)
+
+
+def run(args: argparse.Namespace) -> None:
+    given, kept = args.frames, []
+
+    def tell(result: Result | RayResult) -> None:
+        print(result.row(), flush=True)
+        kept.append(asdict(result))
+        if args.json:
+            args.json.write_text(json.dumps(kept, indent=2) + "\n")
+
+    scenes = [(torch.device(name), kind, size) for name in args.device for kind in args.world for size in args.size]
+    if set(args.what) != {"rays"}:
+        print(HEADER, flush=True)
+    for device, kind, size in scenes:
         args.frames = given or (300 if device.type == "cuda" else 20)
-        for kind in args.world:
-            for size in args.size:
-                for result in measure(make_world(kind, args.seed), size, device, args):
-                    results.append(result)
-                    print(result.row(), flush=True)
-                    if args.json:
-                        args.json.write_text(json.dumps([asdict(each) for each in results], indent=2) + "\n")
+        for result in measure(make_world(kind, args.seed), size, device, args):
+            tell(result)
+    if "rays" in args.what:
+        print(f"\n{RAY_HEADER}", flush=True)
+        for device, kind, size in scenes:
+            for result in measure_rays(make_world(kind, args.seed), size, device, args):
+                tell(result)
 
 
 if __name__ == "__main__":

@@ -53,13 +53,18 @@ def is_visible(model: mujoco.MjModel, geom: int, groups: frozenset[int]) -> bool
 
 def is_fixed(model: mujoco.MjModel, geom: int) -> bool:
     """Whether a geom is flat-faced, casts shadows, sends out no light and hangs on no joint."""
-    kind, body, material = model.geom_type[geom], int(model.geom_bodyid[geom]), int(model.geom_matid[geom])
+    kind, material = model.geom_type[geom], int(model.geom_matid[geom])
     flat = kind in (kernels.MESH, int(mujoco.mjtGeom.mjGEOM_SDF), kernels.HFIELD, kernels.BOX)
     glows = material >= 0 and (
         model.mat_emission[material] > 0 or model.mat_texid[material, int(_ROLE.mjTEXROLE_EMISSIVE)] >= 0
     )
-    still = model.body_weldid[body] == 0 and model.body_mocapid[model.body_rootid[body]] < 0
-    return bool(flat and still and not glows and model.geom_castshadow[geom])
+    return bool(flat and is_still(model, geom) and not glows and model.geom_castshadow[geom])
+
+
+def is_still(model: mujoco.MjModel, geom: int) -> bool:
+    """Whether a geom hangs on no joint and no mocap body."""
+    body = int(model.geom_bodyid[geom])
+    return bool(model.body_weldid[body] == 0 and model.body_mocapid[model.body_rootid[body]] < 0)
 
 
 @dataclass
@@ -252,7 +257,7 @@ class SceneArrays:
 
     def _first_faces(self, model: mujoco.MjModel) -> Array:
         """Where the faces of each fixed geom start in the fixed mesh."""
-        counts = [len(self._triangles_of(model, geom)) for geom in self.fixed]
+        counts = [len(self.triangles_of(model, geom)) for geom in self.fixed]
         return np.cumsum([0, *counts])[: len(counts)]
 
     def _pack_material(self, model: mujoco.MjModel, geom: int, row: Any) -> None:
@@ -309,7 +314,7 @@ class SceneArrays:
             row = self.table[geom]
             if row["emission"] <= 0 or row["is_lamp"] or row["type"] == kernels.HFIELD:
                 continue
-            triangles = self._triangles_of(model, geom)
+            triangles = self.triangles_of(model, geom)
             material = int(model.geom_matid[geom])
             texture = self._role(model, material, int(_ROLE.mjTEXROLE_EMISSIVE))
             glow = self._mean[texture] if texture >= 0 else row["mean_rgb"]
@@ -330,7 +335,7 @@ class SceneArrays:
             area=area[kept],
         )
 
-    def _triangles_of(self, model: mujoco.MjModel, geom: int) -> Array:
+    def triangles_of(self, model: mujoco.MjModel, geom: int) -> Array:
         """[E, 3, 3] corners of a geom's surface in its own frame; none for what has no end."""
         kind, asset = self._asset(model, geom)
         if kind != "primitive":
@@ -343,7 +348,7 @@ class SceneArrays:
 
     def _pack_fixed(self, model: mujoco.MjModel) -> None:
         """Triangles of the fixed geoms, in their own frames, until `place_fixed` joins them."""
-        self._fixed_triangles = [self._triangles_of(model, geom) for geom in self.fixed]
+        self._fixed_triangles = [self.triangles_of(model, geom) for geom in self.fixed]
         counts = [len(triangles) for triangles in self._fixed_triangles]
         first = len(self.bounded) + len(self.planes)
         shape = np.repeat(np.arange(first, first + len(counts)), counts).astype(np.int32)
@@ -401,8 +406,11 @@ class SceneArrays:
         return array
 
 
-def primitive_triangles(kind: int, size: Array) -> Array:
-    """[E, 3, 3] a primitive's surface, flat pieces exactly and round ones in facets, counter-clockwise from outside."""
+def primitive_triangles(kind: int, size: Array, cells: int = 6) -> Array:
+    """[E, 3, 3] a primitive's surface, counter-clockwise from outside.
+
+    Flat pieces are exact, round ones lie in facets: `cells` of them to a quarter of a circle.
+    """
     if kind == kernels.PLANE:
         if min(size[:2]) <= 0:
             return np.zeros((0, 3, 3))
@@ -417,8 +425,8 @@ def primitive_triangles(kind: int, size: Array) -> Array:
             point = _cube_point(face, u, v)
             return point / np.linalg.norm(point, axis=-1, keepdims=True) * radii
 
-        return _grid_triangles(ball, 6, 6)
-    return _round_bar(size[0], size[1], kind == kernels.CAPSULE)
+        return _grid_triangles(ball, 6, cells)
+    return _round_bar(size[0], size[1], kind == kernels.CAPSULE, cells)
 
 
 def _cube_point(face: int, u: Array, v: Array) -> Array:
@@ -441,17 +449,18 @@ def _grid_triangles(surface: Callable[[int, Array, Array], Array], faces: int, c
     return np.concatenate(out)
 
 
-def _round_bar(radius: float, half: float, domed: bool) -> Array:
-    """A cylinder around z, or a capsule: rings of 24 facets from the lower pole to the upper one."""
+def _round_bar(radius: float, half: float, domed: bool, cells: int) -> Array:
+    """A cylinder around z, or a capsule: rings of four times `cells` facets from the lower pole to the upper one."""
+    facets = 4 * cells
     if domed:
-        tilt = np.linspace(-np.pi / 2, 0, 5)
+        tilt = np.linspace(-np.pi / 2, 0, cells + 1)
         low = np.stack([radius * np.cos(tilt), radius * np.sin(tilt) - half], -1)
         profile = np.concatenate([low, low[::-1] * (1, -1)])
     else:
         profile = np.array([(0, -half), (radius, -half), (radius, half), (0, half)])
-    turn = np.linspace(0, 2 * np.pi, 25)
+    turn = np.linspace(0, 2 * np.pi, facets + 1)
     rings = np.stack(
-        [profile[:, :1] * np.cos(turn), profile[:, :1] * np.sin(turn), np.repeat(profile[:, 1:], 25, 1)], -1
+        [profile[:, :1] * np.cos(turn), profile[:, :1] * np.sin(turn), np.repeat(profile[:, 1:], facets + 1, 1)], -1
     )
     a, b, c, d = rings[:-1, :-1], rings[:-1, 1:], rings[1:, 1:], rings[1:, :-1]
     return np.concatenate([np.stack([a, b, c], -2).reshape(-1, 3, 3), np.stack([a, c, d], -2).reshape(-1, 3, 3)])

@@ -220,16 +220,23 @@ def tube_roots(o: wp.vec3, d: wp.vec3, radius: float) -> wp.vec2:
 
 
 @wp.func
+def hit_plane(size: wp.vec3, o: wp.vec3, d: wp.vec3, limit: float) -> float:
+    """Distance to a plane in its own frame, from above, below `limit`; _MISS = none. Sizes of 0 have no end."""
+    if d[2] < -1.0e-9:
+        t = -o[2] / d[2]
+        x = o[0] + t * d[0]
+        y = o[1] + t * d[1]
+        if (size[0] <= 0.0 or wp.abs(x) <= size[0]) and (size[1] <= 0.0 or wp.abs(y) <= size[1]):
+            return nearer(t, _MISS, limit)
+    return _MISS
+
+
+@wp.func
 def hit_primitive(kind: int, size: wp.vec3, o: wp.vec3, d: wp.vec3, limit: float) -> float:
     """Distance to a primitive in its own frame, below `limit`; _MISS = none."""
     best = float(_MISS)
     if kind == _PLANE:
-        if d[2] < -1.0e-9:
-            t = -o[2] / d[2]
-            x = o[0] + t * d[0]
-            y = o[1] + t * d[1]
-            if (size[0] <= 0.0 or wp.abs(x) <= size[0]) and (size[1] <= 0.0 or wp.abs(y) <= size[1]):
-                best = nearer(t, best, limit)
+        best = hit_plane(size, o, d, limit)
     elif kind == _BOX:
         near = float(-1.0e30)
         far = float(1.0e30)

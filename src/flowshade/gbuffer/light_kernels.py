@@ -2,13 +2,14 @@
 # type: ignore  (kernels are written in Warp's language, which type checkers do not know)
 """Warp kernels of the reference picture: the formulas of `shade.py`, with rays.
 
-Rays first, from pixel centres: `gather_light` finds how much of the sun is visible and what lamps give, `gather_sky`
-and `gather_mirror` correct the smooth sky by what blocks it and what it bounces off. The sample pattern is a
+Rays first, from pixel centres: how much of the sun is visible, what lamps give, and what corrects the smooth sky, since
+it blocks it and bounces light off. The kernels that trace them are those of `ray_kernels`, and, as the plain version,
+those of `plain_kernels`; both take their rays and what these bring back from here. The sample pattern is a
 low-discrepancy sequence dealt out over a 4x4 tile of pixels, so that averaging a tile is averaging 16 times the
 samples; threads are dealt out such that neighbours take the same place of different tiles, whose rays are nearly
-parallel (`dealt`). `compose` does that averaging with weights that are exact over the tile and zero across edges, on
-quantities without albedo, then shades: once per pixel, or once per sample where the pixel holds an edge. Randomness is
-a function of the pixel and the seed alone: a still scene is a still picture.
+parallel (`dealt`). `compose` and `compose_edges` do that averaging with weights that are exact over the tile and zero
+across edges, on quantities without albedo, then shade: once per pixel, or once per sample where the pixel holds an
+edge. Randomness is a function of the pixel and the seed alone: a still scene is a still picture.
 """
 
 from __future__ import annotations
@@ -22,14 +23,11 @@ from flowshade.gbuffer.kernels import (
     Scene,
     View,
     camera_ray,
-    centre_hit,
-    closest_hit,
     closest_of,
     material_at,
     occluded,
     shapes_around,
     surface_at,
-    vec9i,
 )
 
 wp.set_module_options({"enable_backward": False, "max_unroll": 4})
@@ -100,7 +98,6 @@ class Lit:
     origin: wp.array(dtype=wp.vec3)  # where rays start
     ng: wp.array(dtype=wp.vec3)  # geometric normal there, towards the eye
     roughness: wp.array(dtype=float)  # after the weather
-    sky: wp.array(dtype=wp.vec3)  # each lane's share of `indirect`, lane after lane
     sun: wp.array(dtype=float)  # visible share of the sun
     indirect: wp.array(dtype=wp.vec3)  # lamps and bounce light less occluded sky, as mean radiance
     mirror: wp.array(dtype=wp.vec3)  # reflected radiance less that of the sky
@@ -370,20 +367,18 @@ def lift(p: wp.vec3, ng: wp.vec3, distance: float) -> wp.vec3:
     return p + ng * (1.0e-3 + 1.0e-4 * distance)
 
 
-@wp.func
-def sees_sun(scene: Scene, light: Light, origin: wp.vec3, ng: wp.vec3, pixel: float, index: int, seed: int) -> bool:
-    """Whether one ray, from a point spread over a pixel's width, meets the point of the sun's disc that it aims at."""
-    u = sequence(index, seed)
-    toward = wp.normalize(light.sun_dir + around(light.sun_dir, u, wp.tan(light.sun_radius)))
-    w = sequence(index, seed + 7)
-    across = tangent(ng) * ((w[0] - 0.5) * pixel)
-    across += wp.cross(ng, tangent(ng)) * ((w[1] - 0.5) * pixel)
-    return not occluded(scene.solids, origin + across, toward, float(_MISS), -1)
+@wp.struct
+class Bounce:
+    """What a secondary ray brings back from a surface, before its shadow ray."""
+
+    own: wp.vec3  # radiance but for the sun's
+    sun: wp.vec3  # what the sun adds where it is seen from `start`; black = no ray is needed
+    start: wp.vec3
 
 
 @wp.func
-def outgoing(scene: Scene, light: Light, hit: Hit, o: wp.vec3, d: wp.vec3, textured: int) -> wp.vec3:
-    """Radiance a secondary ray brings back from a hit: sun with its shadow, sky taken as unoccluded, own light."""
+def bounced(scene: Scene, light: Light, hit: Hit, o: wp.vec3, d: wp.vec3, textured: int) -> Bounce:
+    """A hit under the sun and a sky that is taken as unoccluded, with its own light."""
     s = surface_at(scene, hit, o, d)
     m = Material()
     geom = scene.geoms[hit.geom]
@@ -395,201 +390,127 @@ def outgoing(scene: Scene, light: Light, hit: Hit, o: wp.vec3, d: wp.vec3, textu
         m.metallic = geom.metallic
         m.emission = geom.mean_rgb * geom.emission
     m = weathered(light, m, s.n, s.p)
-    arriving = ambient(light, light.stream * s.n) * 0.7
-    cosine = wp.dot(s.n, light.sun_dir)
-    start = lift(s.p, s.ng, hit.t)
-    if light.has_sun != 0 and cosine > 0.0 and not occluded(scene.solids, start, light.sun_dir, float(_MISS), -1):
-        arriving += light.sun * (cosine / wp.pi)
-    out = wp.cw_mul(m.albedo, arriving)
+    bounce = Bounce()
+    bounce.own = wp.cw_mul(m.albedo, ambient(light, light.stream * s.n) * 0.7)
     if geom.is_lamp == 0:  # lamps are sampled by themselves
-        out += wp.cw_mul(m.emission, light.lamps)
-    return out
+        bounce.own += wp.cw_mul(m.emission, light.lamps)
+    bounce.sun = wp.vec3(0.0, 0.0, 0.0)
+    cosine = wp.dot(s.n, light.sun_dir)
+    if light.has_sun != 0 and cosine > 0.0:
+        bounce.sun = wp.cw_mul(m.albedo, light.sun) * (cosine / wp.pi)
+    bounce.start = lift(s.p, s.ng, hit.t)
+    return bounce
+
+
+@wp.func
+def sky_ray(n: wp.vec3, index: int, seed: int) -> wp.vec3:
+    """A direction drawn by the cosine around n."""
+    u = sequence(index, seed)
+    return around(n, u, 1.0) + n * wp.sqrt(wp.max(1.0 - u[0], 0.0))
+
+
+@wp.func
+def mirror_ray(d: wp.vec3, n: wp.vec3, ng: wp.vec3, roughness: float, index: int, seed: int) -> wp.vec3:
+    """The mirror direction of d, spread by roughness; it may still point below the surface, whose normal is ng."""
+    spread = roughness * roughness * wp.where(roughness < 0.1, 0.0, 1.0)
+    half = wp.normalize(n + around(n, sequence(index, seed + 3), 1.0) * spread)
+    toward = d - half * (2.0 * wp.dot(d, half))
+    if wp.dot(toward, ng) <= 0.0:
+        toward = d + n * (2.0 * wp.max(-wp.dot(n, d), 0.0))
+    return toward
+
+
+@wp.func
+def sun_ray(light: Light, index: int, seed: int) -> wp.vec3:
+    """A direction to a point of the sun's disc."""
+    return wp.normalize(light.sun_dir + around(light.sun_dir, sequence(index, seed), wp.tan(light.sun_radius)))
+
+
+@wp.func
+def sun_offset(ng: wp.vec3, pixel: float, index: int, seed: int) -> wp.vec3:
+    """An offset across ng within a pixel's width."""
+    w = sequence(index, seed + 7)
+    across = tangent(ng) * ((w[0] - 0.5) * pixel)
+    return across + wp.cross(ng, tangent(ng)) * ((w[1] - 0.5) * pixel)
+
+
+@wp.struct
+class LampRay:
+    """A shadow ray to a lamp, and what it brings if nothing is in its way."""
+
+    toward: wp.vec3  # the lamp's centre
+    aim: wp.vec3  # the point of the lamp that the ray goes to
+    free: float  # metres that must be free; negative = there is no ray
+    cosine: float
+    radius: float  # of the lamp as seen from here
+    arrives: wp.vec3  # irradiance on what faces it
+
+
+@wp.func
+def lamp_ray(scene: Scene, light: Light, k: int, p: wp.vec3, n: wp.vec3, ng: wp.vec3, u: wp.vec2) -> LampRay:
+    """Lamps are sphere lights, windowed to nothing at the end of their reach."""
+    ray = LampRay()
+    lamp = light.lamp_geom[k]
+    to_lamp = scene.pos[lamp] + scene.rot[lamp] * scene.geoms[lamp].center - p
+    reach = wp.length(to_lamp)
+    radius = light.lamp_radius[k]
+    ray.toward = to_lamp / wp.max(reach, 1.0e-4)
+    ray.cosine = wp.dot(n, ray.toward)
+    ray.free = float(-1.0)
+    window = saturate(1.0 - wp.pow(reach / _LAMP_REACH, 4.0))
+    if ray.cosine > 0.0 and wp.dot(ng, ray.toward) > 0.0 and window > 0.0:
+        ray.aim = wp.normalize(to_lamp + around(ray.toward, u, radius))
+        ray.free = wp.max(reach - 2.0 * radius, 0.0)
+        ray.radius = radius / wp.max(reach, 0.1)
+        fall = _LAMP_GAIN * (0.1 + radius) * window * window / (0.25 + reach * reach)
+        ray.arrives = wp.cw_mul(light.lamp_power[k], light.lamps) * fall
+    return ray
+
+
+@wp.func
+def weathered_pixel(
+    light: Light, hits: Hits, i: int, count: int, albedo: wp.array(dtype=float), roughness: wp.array(dtype=float),
+    metallic: wp.array(dtype=float),
+) -> Material:  # fmt: skip
+    """Pixel i's material after the weather; its emission is left out."""
+    m = Material()
+    m.albedo = wp.vec3(albedo[i], albedo[count + i], albedo[2 * count + i])
+    m.roughness = roughness[i]
+    m.metallic = metallic[i]
+    return weathered(light, m, hits.normal[i], hits.point[i])
+
+
+@wp.func
+def pixel_width(view: View, column: int, row: int, distance: float) -> float:
+    """Metres that a pixel covers at a distance, across its ray."""
+    return distance / (view.fx * wp.length(camera_ray(view, float(column) + 0.5, float(row) + 0.5)))
+
+
+@wp.func
+def sees_sun(scene: Scene, light: Light, origin: wp.vec3, ng: wp.vec3, pixel: float, index: int, seed: int) -> bool:
+    """Whether one ray, from a point spread over a pixel's width, meets the point of the sun's disc that it aims at."""
+    start = origin + sun_offset(ng, pixel, index, seed)
+    return not occluded(scene.solids, start, sun_ray(light, index, seed), float(_MISS), -1)
 
 
 @wp.func
 def dealt(thread: int, rows: int, width: int) -> wp.vec3i:
-    """Column, row and lane of a thread among `rows` rows; lane -1 = outside, where 4x4 tiles stick out.
+    """Column, row and lane of a thread among `rows` rows; lane -1 = outside, where blocks of tiles stick out.
 
-    Tiles come first, then the places of a tile, then lanes: the threads of a warp take the same place of different
-    tiles, so that their rays are nearly parallel and meet the same parts of the scene.
+    Tiles of 4x4 pixels come first, 8x4 tiles a block, then the places of a tile, then lanes: the threads of a warp take
+    the same place of the tiles of one block, so that their rays are nearly parallel, start close together and meet the
+    same parts of the scene.
     """
-    across = (width + 3) / 4
-    tiles = across * ((rows + 3) / 4)
+    across = (width + 31) / 32
+    tiles = 32 * across * ((rows + 15) / 16)
     tile = thread % tiles
+    block = tile / 32
     place = (thread / tiles) % 16
-    column = (tile % across) * 4 + place % 4
-    row = (tile / across) * 4 + place / 4
+    column = (block % across) * 32 + (tile % 8) * 4 + place % 4
+    row = (block / across) * 16 + ((tile / 8) % 4) * 4 + place / 4
     if column >= width or row >= rows:
         return wp.vec3i(0, 0, -1)
     return wp.vec3i(column, row, thread / tiles / 16)
-
-
-@wp.kernel
-def gather_light(
-    scene: Scene,
-    view: View,
-    light: Light,
-    start: int,
-    sun_rays: int,
-    seed: int,
-    hits: Hits,
-    albedo: wp.array(dtype=float),
-    roughness: wp.array(dtype=float),
-    metallic: wp.array(dtype=float),
-    lit: Lit,
-):
-    """Sun and lamps at each pixel centre's surface, and where further rays start."""
-    i = start + wp.tid()
-    black = wp.vec3(0.0, 0.0, 0.0)
-    sun = float(0.0)
-    indirect = black
-    gloss = black
-    g = hits.geom[i]
-    if g >= 0:
-        column = i % view.width
-        row = i / view.width
-        count = view.width * view.height
-        along = camera_ray(view, float(column) + 0.5, float(row) + 0.5)
-        d = wp.normalize(along)
-        hit = centre_hit(hits, i)
-        s = surface_at(scene, hit, view.pos, d)
-        n = s.n
-        origin = lift(s.raised, s.ng, hit.t)
-        tile = tile_index(column, row)
-
-        m = Material()
-        m.albedo = wp.vec3(albedo[i], albedo[count + i], albedo[2 * count + i])
-        m.roughness = roughness[i]
-        m.metallic = metallic[i]
-        m = weathered(light, m, n, s.p)
-        f0 = base_reflectance(m)
-        lit.origin[i] = origin
-        lit.ng[i] = s.ng
-        lit.roughness[i] = m.roughness
-
-        # The sun: rays spread over its disc and, on smooth ground, over the pixel, so that shadow edges are smooth.
-        if light.has_sun != 0 and wp.dot(n, light.sun_dir) > 0.0:
-            higher = origin
-            pixel = float(0.0)
-            if hits.edge[i] == 0:
-                pixel = hit.t / (view.fx * wp.length(along))
-                higher = origin + s.ng * (0.1 * pixel)  # spread-out origins must stay above curved ground
-            for k in range(sun_rays):
-                if sees_sun(scene, light, higher, s.ng, pixel, (tile >> 2) * sun_rays + k, seed):
-                    sun += 1.0 / float(sun_rays)
-
-        # Lamps: sphere lights, windowed to nothing at the end of their reach, with one shadow ray each.
-        if light.lamps[0] + light.lamps[1] + light.lamps[2] > 0.0:
-            v = -d
-            for k in range(light.lamp_count):
-                lamp = light.lamp_geom[k]
-                if lamp != g:
-                    to_lamp = scene.pos[lamp] + scene.rot[lamp] * scene.geoms[lamp].center - s.p
-                    reach = wp.length(to_lamp)
-                    radius = light.lamp_radius[k]
-                    toward = to_lamp / wp.max(reach, 1.0e-4)
-                    cosine = wp.dot(n, toward)
-                    window = saturate(1.0 - wp.pow(reach / _LAMP_REACH, 4.0))
-                    if cosine > 0.0 and wp.dot(s.ng, toward) > 0.0 and window > 0.0:
-                        u = sequence(tile, seed + 11 + k)
-                        target = to_lamp + around(toward, u, radius)
-                        aim = wp.normalize(target)
-                        if not occluded(scene.solids, origin, aim, wp.max(reach - 2.0 * radius, 0.0), lamp):
-                            arrives = wp.cw_mul(light.lamp_power[k], light.lamps)
-                            arrives = arrives * (_LAMP_GAIN * (0.1 + radius) * window * window / (0.25 + reach * reach))
-                            indirect += arrives * (cosine / wp.pi)
-                            gloss += wp.cw_mul(
-                                arrives, specular(f0, m.roughness, n, v, toward, radius / wp.max(reach, 0.1))
-                            )
-    lit.sun[i] = sun
-    lit.indirect[i] = indirect
-    lit.gloss[i] = gloss
-
-
-@wp.kernel
-def gather_sky(
-    scene: Scene,
-    view: View,
-    light: Light,
-    first_row: int,
-    rows: int,
-    lanes: int,
-    sky_rays: int,
-    seed: int,
-    hits: Hits,
-    lit: Lit,
-):
-    """What cosine-weighted rays meet replaces the sky they would have seen; a lane takes every `lanes`-th ray."""
-    where = dealt(wp.tid(), rows, view.width)
-    column = where[0]
-    row = first_row + where[1]
-    lane = where[2]
-    if lane < 0:
-        return
-    i = row * view.width + column
-    found = wp.vec3(0.0, 0.0, 0.0)
-    if hits.geom[i] >= 0:
-        n = hits.normal[i]
-        origin = lit.origin[i]
-        ng = lit.ng[i]
-        tile = tile_index(column, row)
-        k = int(lane)
-        while k < sky_rays:
-            u = sequence(tile * sky_rays + k, seed)
-            toward = around(n, u, 1.0) + n * wp.sqrt(wp.max(1.0 - u[0], 0.0))
-            if wp.dot(toward, ng) > 0.0:
-                bounce = closest_hit(scene.solids, origin, toward, float(_MISS))
-                if bounce.geom >= 0:
-                    change = outgoing(scene, light, bounce, origin, toward, 0)
-                    found += change - smooth_sky(light, light.stream * toward)
-            k += lanes
-    lit.sky[lane * view.width * view.height + i] = found / float(wp.max(sky_rays, 1))
-
-
-@wp.kernel
-def gather_mirror(
-    scene: Scene, view: View, light: Light, first_row: int, rows: int, seed: int, hits: Hits, lit: Lit
-):  # fmt: skip
-    """What a ray in the mirror direction, spread by roughness, meets instead of the sky."""
-    where = dealt(wp.tid(), rows, view.width)
-    column = where[0]
-    row = first_row + where[1]
-    if where[2] < 0:
-        return
-    i = row * view.width + column
-    mirror = wp.vec3(0.0, 0.0, 0.0)
-    if hits.geom[i] >= 0 and lit.roughness[i] < 0.9:
-        d = wp.normalize(camera_ray(view, float(column) + 0.5, float(row) + 0.5))
-        n = hits.normal[i]
-        ng = lit.ng[i]
-        roughness = lit.roughness[i]
-        facing = wp.max(-wp.dot(n, d), 0.0)
-        u = sequence(tile_index(column, row), seed + 3)
-        half = n + around(n, u, 1.0) * (roughness * roughness * wp.where(roughness < 0.1, 0.0, 1.0))
-        half = wp.normalize(half)
-        toward = d - half * (2.0 * wp.dot(d, half))
-        if wp.dot(toward, ng) <= 0.0:
-            toward = d + n * (2.0 * facing)
-        if wp.dot(toward, ng) > 0.0:
-            origin = lit.origin[i]
-            seen = closest_hit(scene.solids, origin, toward, float(_MISS))
-            if seen.geom >= 0:
-                mirror = outgoing(scene, light, seen, origin, toward, 1)
-                clear = wp.exp(-light.fog_density * seen.t)
-                away = light.stream * toward
-                mirror = mirror * clear + fog_in(light, away) * (1.0 - clear)
-                mirror -= reflected_sky(light, away, roughness)
-    lit.mirror[i] = mirror
-
-
-@wp.kernel
-def pool_sky(start: int, pixels: int, lanes: int, lit: Lit):
-    """Adds lanes to `indirect`, always in the same order."""
-    i = start + wp.tid()
-    total = lit.indirect[i]
-    for lane in range(lanes):
-        total += lit.sky[lane * pixels + i]
-    lit.indirect[i] = total
 
 
 # Composition ----------------------------------------------------------------------------------------------------------
@@ -705,13 +626,30 @@ def curve(x: float) -> float:
     return 1.055 * wp.pow(a, 1.0 / 2.4) - 0.055
 
 
+@wp.func
+def display(light: Light, view: View, hits: Hits, lit: Lit, i: int, d: wp.vec3, m: Material, t: float, p: wp.vec3,
+            n: wp.vec3) -> wp.vec3:  # fmt: skip
+    """What a ray of pixel i along d shows of a surface at distance t; of the sky if t is _MISS."""
+    away = light.stream * d
+    seen = wp.vec3(0.0, 0.0, 0.0)
+    path = float(t)
+    if t < _MISS:
+        seen_as = weathered(light, m, n, p)
+        tolerance = 0.01 + 4.0 * t / view.fx
+        found = nearby_light(view, hits, lit, i, p, n, tolerance, ease(0.08, 0.2, seen_as.roughness))
+        seen = radiance(light, seen_as, found, n, d)
+    else:
+        seen = full_sky(light, away)
+        path = light.fog_height / wp.max(away[2], 1.0e-3)
+    seen = through_fog(light, away, seen, path) * light.exposure
+    return wp.vec3(curve(seen[0]), curve(seen[1]), curve(seen[2]))
+
+
 @wp.kernel
 def compose(
-    scene: Scene,
     view: View,
     light: Light,
     start: int,
-    offsets: wp.array(dtype=wp.vec2),
     hits: Hits,
     albedo: wp.array(dtype=float),
     roughness: wp.array(dtype=float),
@@ -720,55 +658,60 @@ def compose(
     lit: Lit,
     rgb: wp.array(dtype=float),
 ):
-    """The display picture: one shade a pixel, one a sample at edges."""
+    """The display picture where a pixel holds one surface, or sky: one shade a pixel."""
     i = start + wp.tid()
+    if hits.edge[i] != 0:
+        return
+    count = view.width * view.height
+    d = wp.normalize(camera_ray(view, float(i % view.width) + 0.5, float(i / view.width) + 0.5))
+    m = Material()
+    m.albedo = wp.vec3(albedo[i], albedo[count + i], albedo[2 * count + i])
+    m.emission = wp.vec3(emission[i], emission[count + i], emission[2 * count + i])
+    m.roughness = roughness[i]
+    m.metallic = metallic[i]
+    shown = display(light, view, hits, lit, i, d, m, hits.t[i], hits.point[i], hits.normal[i])
+    for c in range(3):
+        rgb[c * count + i] = shown[c]
+
+
+@wp.kernel
+def compose_edges(
+    scene: Scene,
+    view: View,
+    light: Light,
+    start: int,
+    offsets: wp.array(dtype=wp.vec2),
+    hits: Hits,
+    lit: Lit,
+    rgb: wp.array(dtype=float),
+):
+    """The rest of it, one shade a sample; a kernel of its own, since it needs twice the registers."""
+    i = start + wp.tid()
+    if hits.edge[i] == 0:
+        return
     count = view.width * view.height
     x = float(i % view.width) + 0.5
     y = float(i / view.width) + 0.5
-    edge = hits.edge[i] != 0
-    samples = wp.where(edge, offsets.shape[0], 1)
+    samples = offsets.shape[0]
     total = wp.vec3(0.0, 0.0, 0.0)
-    candidates = vec9i()
-    if edge:
-        candidates = shapes_around(view, hits, i)
+    candidates = shapes_around(view, hits, i)
     for k in range(samples):
-        d = wp.normalize(camera_ray(view, x, y))
-        hit = centre_hit(hits, i)
+        along = camera_ray(view, x + offsets[k][0], y + offsets[k][1])
+        d = wp.normalize(along)
+        hit = closest_of(scene.solids, candidates, view.pos, d)
         p = hits.point[i]
         n = hits.normal[i]
         m = Material()
-        if edge:
-            along = camera_ray(view, x + offsets[k][0], y + offsets[k][1])
-            d = wp.normalize(along)
-            hit = closest_of(scene.solids, candidates, view.pos, d)
-            if hit.geom >= 0:
-                s = surface_at(scene, hit, view.pos, d)
-                p = s.p
-                n = s.n
-                facing = wp.max(-wp.dot(d, s.ng), 0.05)
-                width = hit.t / (view.fx * wp.length(along)) / wp.sqrt(facing * float(samples))
-                m = material_at(scene, hit.geom, hit.face, s.local, s.ng_local, width, 0.0)
-        else:
-            m.albedo = wp.vec3(albedo[i], albedo[count + i], albedo[2 * count + i])
-            m.emission = wp.vec3(emission[i], emission[count + i], emission[2 * count + i])
-            m.roughness = roughness[i]
-            m.metallic = metallic[i]
-        away = light.stream * d
-        seen = wp.vec3(0.0, 0.0, 0.0)
-        path = float(0.0)
         if hit.geom >= 0:
-            m = weathered(light, m, n, p)
-            tolerance = 0.01 + 4.0 * hit.t / view.fx
-            found = nearby_light(view, hits, lit, i, p, n, tolerance, ease(0.08, 0.2, m.roughness))
-            seen = radiance(light, m, found, n, d)
-            path = hit.t
-        else:
-            seen = full_sky(light, away)
-            path = light.fog_height / wp.max(away[2], 1.0e-3)
-        seen = through_fog(light, away, seen, path) * light.exposure
-        total += wp.vec3(curve(seen[0]), curve(seen[1]), curve(seen[2]))
+            s = surface_at(scene, hit, view.pos, d)
+            p = s.p
+            n = s.n
+            facing = wp.max(-wp.dot(d, s.ng), 0.05)
+            width = hit.t / (view.fx * wp.length(along)) / wp.sqrt(facing * float(samples))
+            m = material_at(scene, hit.geom, hit.face, s.local, s.ng_local, width, 0.0)
+        total += display(light, view, hits, lit, i, d, m, hit.t, p, n)
     for c in range(3):
         rgb[c * count + i] = total[c] / float(samples)
 
 
-__all__ = ["Light", "Lit", "compose", "dealt", "gather_light", "gather_mirror", "gather_sky", "mat93", "pool_sky"]
+__all__ = ["Light", "Lit", "compose", "compose_edges", "dealt", "mat93"]

@@ -13,6 +13,7 @@ opaque. Not read: MuJoCo's own lights, normal and opacity maps, sky boxes, flexe
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import sys
@@ -28,15 +29,16 @@ import warp as wp
 from jaxtyping import Float
 from torch import Tensor
 
-from flowshade.gbuffer import kernels, light_kernels, path_kernels, shade
+from flowshade.gbuffer import kernels, light_kernels, path_kernels, plain_kernels, ray_kernels, shade
+from flowshade.gbuffer._casters import CasterMeshes
 from flowshade.gbuffer._scene import SceneArrays
 from flowshade.gbuffer.environment import Environment, load_environment, with_sun
 from flowshade.gbuffer.look import Look
 from flowshade.types import CHANNELS, Camera, GBuffer
 
 _ROWS_A_BAND = 16
-_SKY_LANES = 6
-"""Most threads that share a pixel's sky rays."""
+_RAYS_AT_ONCE = 2**21
+"""Rays of direct light that are followed together, for which there is memory (44 bytes each); at least one a pixel."""
 _MAX_PIXELS = 2**27
 _KEPT_LIGHTS = 64
 _BRIGHTEST = 24.0  # exposed radiance at which one path is held: the tone curve has long been white
@@ -70,6 +72,7 @@ class Tracer:
         reference: Reference = "direct",
         paths: int = 16,
         bounces: int = 4,
+        plain: bool = False,
     ) -> None:
         """
         Args:
@@ -87,6 +90,8 @@ class Tracer:
             reference: "direct" shades with `sun_rays` and `sky_rays`; "paths" traces paths (see `path_kernels`).
             paths: path samples a pixel, a multiple of 4.
             bounces: surfaces that a path may visit after the one that is seen; each gives light on.
+            plain: direct light by the plain kernels, against geoms exactly as they are: slow, and what the others are
+                tested against.
 
         Raises:
             ValueError: an unknown channel or reference, an impossible size or number of samples, or a geom type
@@ -123,7 +128,7 @@ class Tracer:
         self._threads = 1 if self.is_cuda else max(1, threads or os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
         self._streams: dict[int, Any] = {}
-        with self._stream():
+        with self.on_stream():
             self._scene = SceneArrays(model, self._wp_device, frozenset(int(group) for group in groups))
             self._allocate()
         self._updates = 0
@@ -137,6 +142,9 @@ class Tracer:
         self.sun_rays, self.sky_rays = sun_rays, sky_rays
         self.reference: Reference = reference
         self.paths, self.bounces = paths, bounces
+        self._plain = plain
+        self._casters: CasterMeshes | None = None
+        self._ray_arrays: Any = None
         self._path_arrays: Any = None
         self._kept: list[Any] = []  # arrays that structs refer to by address only
 
@@ -149,12 +157,21 @@ class Tracer:
         """In the meshes and height fields in use; each counts once, however often it is placed."""
         return self._scene.triangles
 
+    @property
+    def view(self) -> Any:
+        """The camera of the last `gbuffer`, as kernels read it."""
+        return self._view
+
+    def light_meshes(self) -> list[Any]:
+        """Ids of the meshes that direct light meets, largest role first: still, moving, without shadows."""
+        return self._casters_now().meshes.numpy().tolist()
+
     # The world moves ----------------------------------------------------------------------------------------------
 
     def update(self, data: mujoco.MjData) -> None:
         """Takes the geoms' poses from `data`. What they were before becomes "the previous frame" of motion."""
         count = self._model.ngeom
-        with self._stream():
+        with self.on_stream():
             staged = self._staging.next()
             staged[: 3 * count] = torch.from_numpy(data.geom_xpos).reshape(-1)
             staged[3 * self._geoms :][: 9 * count] = torch.from_numpy(data.geom_xmat).reshape(-1)
@@ -167,6 +184,8 @@ class Tracer:
             self._point_to_poses()
             self._scene.place_fixed(data.geom_xpos, data.geom_xmat)
             self._refit(build=self._updates == 0)
+        self._host_poses = data.geom_xpos.copy(), data.geom_xmat.copy()
+        self._casters_placed = False
         self._updates += 1
 
     def reset(self) -> None:
@@ -206,7 +225,7 @@ class Tracer:
                 view[name] = flat[offset : offset + count * pixels]
                 offset += count * pixels
         scene = self._scene.struct
-        with self._stream():
+        with self.on_stream():
             self.launch(
                 kernels.trace_centres,
                 [scene, self._view, last],
@@ -254,7 +273,7 @@ class Tracer:
         rgb = torch.empty(3 * height * width, dtype=torch.float32, device=self.device)
         material = self._materials
         surface = [material["albedo"], material["roughness"], material["metallic"]]
-        with self._stream():
+        with self.on_stream():
             if display and self.reference == "direct":
                 light = self._light(with_sun(look), stream)
                 self._shade_directly(light, surface, seed, wp.from_torch(rgb))
@@ -264,17 +283,71 @@ class Tracer:
         return rgb.view(1, 3, height, width)
 
     def _shade_directly(self, light: Any, surface: list[Any], seed: int, rgb: Any) -> None:
-        scene, view, lit = self._scene.struct, self._view, self._lit_buffers()
-        given, turn, lanes = [scene, view, light], seed % _SEEDS, self._sky_lanes
-        self.launch(light_kernels.gather_light, given, [self.sun_rays, turn, self.hits, *surface, lit])
-        self.launch_dealt(light_kernels.gather_sky, given, [lanes, self.sky_rays, turn, self.hits, lit], lanes)
-        self.launch_dealt(light_kernels.gather_mirror, given, [turn, self.hits, lit])
-        self.launch(light_kernels.pool_sky, [], [self.size[0] * self.size[1], lanes, lit])
-        self.launch(
-            light_kernels.compose,
-            [scene, view, light],
-            [self._offsets, self.hits, *surface, self._materials["emission"], lit, rgb],
-        )
+        lit, turn = self._lit_buffers(), seed % _SEEDS
+        (self._gather_plainly if self._plain else self._gather)(light, surface, turn, lit)
+        emission = self._materials["emission"]
+        self.launch(light_kernels.compose, [self._view, light], [self.hits, *surface, emission, lit, rgb])
+        given = [self._scene.struct, self._view, light]
+        self.launch(light_kernels.compose_edges, given, [self._offsets, self.hits, lit, rgb])
+
+    def _gather_plainly(self, light: Any, surface: list[Any], turn: int, lit: Any) -> None:
+        given = [self._scene.struct, self._view, light]
+        self.launch(plain_kernels.gather_light, given, [self.sun_rays, turn, self.hits, *surface, lit])
+        self.launch(plain_kernels.gather_sky, given, [self.sky_rays, turn, self.hits, lit])
+        self.launch(plain_kernels.gather_mirror, given, [turn, self.hits, lit])
+
+    def _gather(self, light: Any, surface: list[Any], turn: int, lit: Any) -> None:
+        """Light of the sun, lamps, and a bounce: a few lanes of rays at a time, all pixels together."""
+        scene, view, hits, casters, rays = self._scene.struct, self._view, self.hits, self._casters_now(), self._rays()
+        pixels = self.size[0] * self.size[1]
+        self.launch(ray_kernels.start_rays, [scene, view, light], [hits, *surface, lit])
+        for first, lanes in self._rounds(self.sun_rays if light.has_sun else 0):
+            given = [first, self.sun_rays, turn, hits, lit, rays]
+            self.launch_dealt(ray_kernels.trace_sun, [casters, view, light], given, lanes)
+            self.launch(ray_kernels.pool_sun, [], [pixels, lanes, self.sun_rays, rays, lit])
+        if light.lamp_count and any(light.lamps):
+            self.launch(ray_kernels.gather_lamps, [casters, scene, view, light], [turn, hits, *surface, lit])
+        mirror = self.sky_rays  # the lane after the hemisphere's
+        for first, lanes in self._rounds(mirror + 1):
+            self.launch_dealt(
+                ray_kernels.trace_bounces, [casters, view], [first, mirror, turn, hits, lit, rays], lanes
+            )  # fmt: skip
+            around = min(lanes, mirror - first)
+            given = [casters, scene, view, light]
+            if around:
+                self.launch_dealt(ray_kernels.bounce_sky, given, [first, mirror, turn, hits, lit, rays], around)
+            if around < lanes:
+                self.launch_dealt(ray_kernels.bounce_mirror, given, [mirror - first, turn, hits, lit, rays])
+            if light.has_sun:
+                self.launch_dealt(ray_kernels.trace_shadows, [casters, view, light], [rays], lanes)
+            self.launch(ray_kernels.pool_bounces, [], [pixels, first, lanes, mirror, rays, lit])
+
+    def _rounds(self, lanes: int) -> list[tuple[int, int]]:
+        """First lane and number of lanes of each round, as even as they can be."""
+        most = self._lanes_at_once
+        rounds = -(-lanes // most)
+        edges = [lanes * k // rounds for k in range(rounds + 1)] if rounds else [0]
+        return [(first, last - first) for first, last in itertools.pairwise(edges)]
+
+    @property
+    def _lanes_at_once(self) -> int:
+        return max(1, min(_RAYS_AT_ONCE // (self.size[0] * self.size[1]), max(self.sky_rays + 1, self.sun_rays)))
+
+    def _rays(self) -> Any:
+        """What rays find, made at the first use."""
+        if self._ray_arrays is None:
+            self._ray_arrays = self._filled(ray_kernels.Rays, self.size[0] * self.size[1] * self._lanes_at_once)
+        return self._ray_arrays
+
+    def _casters_now(self) -> Any:
+        """What light can meet, where it is since the last update."""
+        if self._casters is None:
+            self._casters = CasterMeshes(self._model, self._scene, self._wp_device)
+        if not self._casters_placed:
+            scene = self._scene.struct
+            self._casters.place(*self._host_poses, scene.pos, scene.rot)
+            self._casters_placed = True
+        return self._casters.struct
 
     def _shade_by_paths(
         self, light: Any, look: Look, surface: list[Any], seed: int, display: bool, rgb: Any
@@ -311,16 +384,11 @@ class Tracer:
             )
         return self._path_arrays
 
-    @property
-    def _sky_lanes(self) -> int:
-        """Threads that share a pixel's sky rays."""
-        return max(1, min(self.sky_rays, _SKY_LANES))
-
-    def _filled(self, kind: Any, count: int, **other: int) -> Any:
-        """A struct of arrays of `count` zeros; `other` counts by name."""
+    def _filled(self, kind: Any, count: int) -> Any:
+        """A struct of arrays of `count` zeros."""
         struct = kind()
         for name, field in kind.vars.items():
-            array = wp.zeros(other.get(name, count), dtype=field.type.dtype, device=self._wp_device)
+            array = wp.zeros(count, dtype=field.type.dtype, device=self._wp_device)
             self._kept.append(array)
             setattr(struct, name, array)
         return struct
@@ -349,7 +417,7 @@ class Tracer:
         """Light buffers, made at the first use."""
         if self._lit is None:
             pixels = self.size[0] * self.size[1]
-            self._lit = self._filled(light_kernels.Lit, pixels, sky=pixels * self._sky_lanes)
+            self._lit = self._filled(light_kernels.Lit, pixels)
         return self._lit
 
     def _light(self, look: Look, stream: Tensor) -> Any:
@@ -441,10 +509,10 @@ class Tracer:
 
     def launch_dealt(self, kernel: Any, before: list[Any], after: list[Any], lanes: int = 1) -> None:
         """The same for kernels that use `light_kernels.dealt`: arguments `before`, first row, rows, `after`."""
-        across = -(-self.size[1] // 4)
+        across = -(-self.size[1] // 32)
 
         def band(row: int, rows: int) -> None:
-            threads = lanes * 16 * across * -(-rows // 4)
+            threads = lanes * 512 * across * -(-rows // 16)
             wp.launch(kernel, dim=threads, inputs=[*before, row, rows, *after], device=self._wp_device)
 
         self._over_bands(kernel, band)
@@ -463,7 +531,7 @@ class Tracer:
         for result in [self._pool.submit(band, *each) for each in bands]:
             result.result()
 
-    def _stream(self) -> Any:
+    def on_stream(self) -> Any:
         """Warp's work goes to torch's current stream, so that neither has to wait for the other."""
         if not self.is_cuda:
             return wp.ScopedDevice(self._wp_device)
