@@ -33,7 +33,7 @@ def made(monkeypatch) -> list[tuple]:
     monkeypatch.setattr(RecordedTrainer, "made", [])
     monkeypatch.setattr(run, "Trainer", RecordedTrainer)
     monkeypatch.setattr(run, "load_banks", lambda folder: ("looks of", folder))
-    monkeypatch.setattr(run, "load_start", lambda path: {})
+    monkeypatch.setattr(run, "check_start", lambda path: None)
     return RecordedTrainer.made
 
 

@@ -7,7 +7,8 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -139,23 +140,32 @@ def load_state(path: Path | str) -> tuple[dict[str, Tensor], dict[str, str]]:
     Raises:
         CheckpointError: no such file, or it is not safetensors.
     """
-    path = Path(path)
+    with _reading(Path(path)) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+
+
+def read_metadata(path: Path | str) -> dict[str, str]:
+    """What a file says about itself: format, configuration as JSON, fingerprint, and what its writer added.
+
+    Reads the header alone; raises as `load_state` does.
+    """
+    with _reading(Path(path)) as file:
+        return dict(file.metadata() or {})
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[Any]:
     if not path.is_file():
         found = "a folder" if path.is_dir() else "nothing"
         raise CheckpointError(f"no weights at {path}: found {found}, expected a .safetensors file. Check the path.")
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+            yield file
     except SafetensorError as error:
         raise CheckpointError(
             f"{path} ({path.stat().st_size} bytes) is not a readable safetensors file ({error}). "
             "It may be cut short or of another format: copy or download it again."
         ) from error
-
-
-def read_metadata(path: Path | str) -> dict[str, str]:
-    """What a file says about itself: format, configuration as JSON, fingerprint, and what its writer added."""
-    return load_state(path)[1]
 
 
 def load_strictly(module: nn.Module, state: Mapping[str, Tensor], *, what: str) -> None:

@@ -16,13 +16,11 @@ from flowshade.presets import TRAININGS
 from flowshade.training.captions import build_banks, has_banks, load_banks, save_banks, world_descriptions
 from flowshade.training.processes import Processes, joined
 from flowshade.training.stages import StageConfig
-from flowshade.training.start import load_start
+from flowshade.training.start import check_start
 from flowshade.training.trainer import TrainConfig, Trainer
 
 CAPTIONS = "captions"
 """Stands in a preset's place on the command line: only makes captions and looks."""
-
-
 TRUNK = "trunk.safetensors"
 """VGG16's first layers beside the captions, for training with LPIPS."""
 TRUNK_LAYERS = 4
@@ -81,7 +79,7 @@ def train(
 def _find_banks(folder: Path, captions: Path | None, start: Path | None, seed: int, first: bool) -> Path:
     """The folder of captions, made by the first process if need be."""
     if start is not None:
-        load_start(start)  # a file of another kind fails here, before captions are made
+        check_start(start)  # before captions are made
     if captions is not None:
         return captions
     captions = folder / "captions"
