@@ -19,7 +19,7 @@ from flowshade.evaluation.compare import bootstrap_interval, compare, load_and_c
 from flowshade.evaluation.long import LongRun, evaluate_long, traced_frames
 from flowshade.evaluation.results import load_results
 from flowshade.evaluation.run import Evaluation, evaluate
-from flowshade.evaluation.suites import Case, HeldOutWorlds, PredictedVideos, RecordedClips, find_clips
+from flowshade.evaluation.suites import Case, HeldOutWorlds, PredictedVideos, RecordedClips
 from flowshade.evaluation.worlds import WorldSuite
 from flowshade.gbuffer.io import VideoWriter
 
@@ -135,9 +135,10 @@ def test_clips_without_pictures(small_clip: Path, renderer: StyledRenderer, tmp_
     with pytest.raises(FlowshadeError, match="holds no reference pictures"):
         RecordedClips("cycles", [small_clip], looks=("sunny",))
     with pytest.raises(FlowshadeError, match="no clip was found"):
-        find_clips([tmp_path])
-    assert find_clips([small_clip.parent]) == [small_clip]
-    results = evaluate(RecordedClips("files", [small_clip], looks=("sunny",), frames=8), renderer, tmp_path, OPTIONS)
+        RecordedClips("files", [tmp_path], looks=("sunny",))
+    with pytest.raises(FlowshadeError, match="no clips were given"):
+        RecordedClips("files", [], looks=("sunny",))
+    results = evaluate(RecordedClips("files", [small_clip.parent], looks=("sunny",), frames=8), renderer, tmp_path, OPTIONS)
     model = results["methods"]["debug, 2 steps"]
     assert model["psnr"] is None and model["edge_precision"] is not None and model["window_ratio"] is not None
 

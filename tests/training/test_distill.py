@@ -20,7 +20,7 @@ from flowshade.gbuffer.io import write_clip
 from flowshade.renderer.memory import HistoryBand
 from flowshade.renderer.teacher import TeacherConfig
 from flowshade.training.distill import state
-from flowshade.training.distill.clips import find_clips, held_out
+from flowshade.training.distill.clips import gather_clips, held_out
 from flowshade.training.distill.flash import begin_from_teacher, widened
 from flowshade.training.distill.loop import Draw, Loop, LoopConfig, learning_rate
 from flowshade.training.distill.run import DistillJob, distill_codec, distill_flash, write_texts
@@ -133,17 +133,17 @@ def test_clips_are_held_out_by_name(clips: Path, tmp_path: Path) -> None:
     held = held_out(names)
     assert 8 <= len(held) <= 40
     assert held_out(names[:200]) == held & set(names[:200])
-    found = find_clips([clips])
+    found = gather_clips([clips])
     assert [clip.frames for clip in found] == [8, 8, 8] and sum(clip.held_out for clip in found) == 1
     with pytest.raises(FlowshadeError, match="one clip was found"):
-        find_clips([clips / "clip-0"])
+        gather_clips([clips / "clip-0"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FlowshadeError, match="holds no clip"):
-        find_clips([tmp_path / "empty"])
+    with pytest.raises(FlowshadeError, match="no clip was found"):
+        gather_clips([tmp_path / "empty"])
 
 
 def test_samples_take_styles_in_turn_and_want_a_caption(clips: Path) -> None:
-    found = find_clips([clips])
+    found = gather_clips([clips])
     samples = list_samples(found, 4, ("original", "snowy_winter"), "a street", variants=2)
     assert len(samples) == len({sample.key for sample in samples}) == 3 * 2 * 2
     assert {sample.prompt == "a street" for sample in samples} == {True, False}
@@ -157,7 +157,7 @@ def test_samples_take_styles_in_turn_and_want_a_caption(clips: Path) -> None:
 
 def test_lessons_come_back_with_the_noise_they_were_made_from(clips: Path, tmp_path: Path) -> None:
     folder = LessonFolder(tmp_path, window=9, overlap=4, seed=3)
-    sample = list_samples(find_clips([clips]), 8, ("original",), "a street")[0]
+    sample = list_samples(gather_clips([clips]), 8, ("original",), "a street")[0]
     latents = torch.randn(1, 4, 3, 4, 6)
     folder.write(sample, latents, {2: latents * 2})
     lesson = folder.read(sample)

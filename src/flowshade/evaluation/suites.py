@@ -16,7 +16,7 @@ from flowshade.errors import FlowshadeError
 from flowshade.evaluation.control import LOOKED_AT, LookPictures, fog_extinction, look_features, mean_radiance
 from flowshade.evaluation.metrics import quantise
 from flowshade.evaluation.worlds import HELD_OUT_SEED, WorldSuite, reference_clip
-from flowshade.gbuffer.io import ClipError, ClipReader, VideoReader, open_clip, resize
+from flowshade.gbuffer.io import ClipReader, VideoReader, find_clips, open_clip, resize
 from flowshade.gbuffer.io.pictures import read_png
 from flowshade.gbuffer.io.resize import resize_reference
 from flowshade.gbuffer.io.video import to_planes
@@ -199,7 +199,9 @@ class RecordedClips:
         self.name = name
         self.looks = looks
         self._frames, self._size = frames, size
-        self._paths = _named(find_clips(paths))
+        if not paths:
+            raise FlowshadeError("no clips were given; expected one or more clips, or folders of clips.")
+        self._paths = _named([clip for path in paths for clip in find_clips(path)])
         if name == "cycles":
             self._check_references()
 
@@ -244,33 +246,6 @@ class RecordedClips:
 
     def ladder_frames(self, index: int, ladder: Ladder, frame: int) -> tuple[GBuffer, list[Tensor]] | None:
         return None
-
-
-def find_clips(paths: Sequence[Path]) -> list[Path]:
-    """The clips among paths: each is a clip, or a folder of clips.
-
-    Raises:
-        FlowshadeError: a path in which no clip was found; says what the reader made of it.
-    """
-    found: list[Path] = []
-    for path in paths:
-        error = _why_no_clip(path)
-        inner = [] if error is None or not path.is_dir() else [p for p in sorted(path.iterdir()) if p.is_dir()]
-        clips = [path] if error is None else [child for child in inner if _why_no_clip(child) is None]
-        if not clips:
-            raise FlowshadeError(f"no clip was found in {path}: {error}")
-        found += clips
-    if not found:
-        raise FlowshadeError("no clips were given; expected one or more clips, or folders of clips.")
-    return found
-
-
-def _why_no_clip(path: Path) -> str | None:
-    try:
-        with open_clip(path):
-            return None
-    except ClipError as error:
-        return str(error)
 
 
 def _named(paths: Sequence[Path]) -> dict[str, Path]:

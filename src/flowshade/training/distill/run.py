@@ -31,7 +31,7 @@ from flowshade.renderer.flash import FlashConfig, FlashRenderer
 from flowshade.renderer.teacher import NEGATIVE_PROMPT, STYLES, ForwardTeacher, TeacherConfig
 from flowshade.renderer.transformer import TextContext, WorldTransformer
 from flowshade.training.distill import estimate, state
-from flowshade.training.distill.clips import Clip, find_clips
+from flowshade.training.distill.clips import Clip, gather_clips
 from flowshade.training.distill.codec import Crops, DecoderTask, EncoderTask, VAETeacher
 from flowshade.training.distill.flash import FlowTask, Judge, RolloutTask, StudentWindow, Studies, begin_from_teacher
 from flowshade.training.distill.loop import Loop, LoopConfig, Task
@@ -219,7 +219,7 @@ def estimate_job(kind: str, job: DistillJob, card: str, gpus: int) -> str:
     Raises:
         FlowshadeError: an unknown card, or clips that the user can mend.
     """
-    rates, clips = budget.card(card), find_clips(job.clips)
+    rates, clips = budget.card(card), gather_clips(job.clips)
     held = sum(clip.held_out for clip in clips)
     head = f"{len(clips)} clips, {sum(clip.frames for clip in clips):,} frames; {held} of the clips held out"
     if kind == CODEC_DISTILL:
@@ -280,7 +280,7 @@ def write_student(folder: Path, weights: dict[str, Tensor], codec: dict[str, Pat
 
 
 def _clips(job: DistillJob, processes: Processes) -> list[Clip]:
-    clips = find_clips(job.clips)
+    clips = gather_clips(job.clips)
     if processes.first:
         held = ", ".join(clip.name for clip in clips if clip.held_out)
         print(f"{len(clips)} clips, {sum(clip.frames for clip in clips):,} frames; held out: {held}", flush=True)
