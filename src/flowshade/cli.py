@@ -22,7 +22,9 @@ from flowshade.errors import FlowshadeError, MissingDependencyError
 from flowshade.evaluation.vlm.command import add_commands as add_vlm_commands
 
 if TYPE_CHECKING:
+    from flowshade.api import StyledRenderer
     from flowshade.checkpoints.catalogue import Model
+    from flowshade.evaluation.suites import PredictedVideos, RecordedClips, Suite
     from flowshade.world import World
 
 app = tyro.extras.SubcommandApp()
@@ -866,13 +868,19 @@ EvalModel = Annotated[str, arg(metavar="NAME", help="A model's name, or the path
 EvalSteps = Annotated[int | None, arg(metavar="N", help="Denoising steps a window; by default the model's own.")]
 EvalWindow = Annotated[int, arg(metavar="N", help="Frames rendered together, a multiple of 4.")]
 EvalLooks = Annotated[tuple[str, ...], arg(metavar="NAME", help="Looks (see: flowshade world list).")]
+EvalKinds = Annotated[tuple[str, ...], arg(metavar="KIND", help="Kinds of world, taken in turn.")]
+EvalReference = Annotated[Literal["direct", "paths"], arg(help="The reference: direct light, or path-traced.")]
 EvalPred = Annotated[
     Path | None, arg(metavar="DIR", help="Score these videos (CLIP.LOOK.mp4, or folders of PNG) instead of a model.")
+]
+EvalCaptions = Annotated[
+    Path | None,
+    arg(metavar="FILE", help="A caption bank of `train captions` instead of the prompt encoder, for where it is not."),
 ]
 EvalEvery = Annotated[int, arg(metavar="N", help="LPIPS and the Frechet distance look at every N-th frame.")]
 EVAL_HELP = (
     "Score renderers: held-out worlds, clips with or without reference pictures, long streams; compare two runs. Score "
-    "estimated buffers of real footage: ranked by a vision-language model, or by their consistency."
+    "an inverse, and estimated buffers of real footage: ranked by a vision-language model, or by their consistency."
 )
 SIX = ("sunny", "overcast", "sunset", "night", "fog", "snow")
 
@@ -882,14 +890,13 @@ def eval_worlds(
     output: EvalOutput,
     worlds: Annotated[int, arg(metavar="N", help="How many held-out worlds.")] = 4,
     frames: Annotated[int, arg(metavar="N", help="Frames of each.")] = 16,
-    kinds: Annotated[tuple[str, ...], arg(metavar="KIND", help="Kinds of world, taken in turn.")] = ("street", "hills"),
+    kinds: EvalKinds = ("street", "hills"),
     looks: EvalLooks = SIX,
     size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "240x416",
-    reference: Annotated[
-        Literal["direct", "paths"], arg(help="The reference: direct light, or path-traced.")
-    ] = "direct",
+    reference: EvalReference = "direct",
     pred: EvalPred = None,
     model: EvalModel = "compact",
+    captions: EvalCaptions = None,
     steps: EvalSteps = None,
     window: EvalWindow = 8,
     seed: Annotated[int, arg(metavar="N", help="Of the stream's noise.")] = 0,
@@ -911,8 +918,8 @@ def eval_worlds(
         reference=reference,
     )
     suite = HeldOutWorlds(asked, str(choose_device(device)))
-    _evaluate(suite, output, pred, model, steps, device, window=window, seed=seed, lpips_every=lpips_every,
-              controls=controls)  # fmt: skip
+    method = _method(pred, model, captions, steps, device)
+    _evaluate(suite, method, output, device, window=window, seed=seed, lpips_every=lpips_every, controls=controls)
 
 
 @eval_app.command(name="cycles")
@@ -924,6 +931,7 @@ def eval_cycles(
     size: Size = None,
     pred: EvalPred = None,
     model: EvalModel = "compact",
+    captions: EvalCaptions = None,
     steps: EvalSteps = None,
     window: EvalWindow = 8,
     seed: Annotated[int, arg(metavar="N", help="Of the stream's noise.")] = 0,
@@ -931,8 +939,9 @@ def eval_cycles(
     device: Device = "auto",
 ) -> None:
     """Clips that hold pictures of another renderer, such as Cycles; the look that comes closest counts."""
-    _evaluate_files("cycles", clips, output, looks, frames, size, pred, model, steps, device, window=window, seed=seed,
-                    lpips_every=lpips_every)  # fmt: skip
+    suite = _recorded("cycles", clips, looks, frames, size)
+    method = _method(pred, model, captions, steps, device)
+    _evaluate(suite, method, output, device, window=window, seed=seed, lpips_every=lpips_every)
 
 
 @eval_app.command(name="files")
@@ -944,13 +953,15 @@ def eval_files(
     size: Size = None,
     pred: EvalPred = None,
     model: EvalModel = "compact",
+    captions: EvalCaptions = None,
     steps: EvalSteps = None,
     window: EvalWindow = 8,
     seed: Annotated[int, arg(metavar="N", help="Of the stream's noise.")] = 0,
     device: Device = "auto",
 ) -> None:
     """Any clips, without reference pictures: content, stability, speed."""
-    _evaluate_files("files", clips, output, looks, frames, size, pred, model, steps, device, window=window, seed=seed)
+    suite = _recorded("files", clips, looks, frames, size)
+    _evaluate(suite, _method(pred, model, captions, steps, device), output, device, window=window, seed=seed)
 
 
 @eval_app.command(name="long")
@@ -963,13 +974,13 @@ def eval_long(
     size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "240x416",
     every: Annotated[int, arg(metavar="N", help="Compare one frame in N with the reference; 0: about 60 in all.")] = 0,
     model: EvalModel = "compact",
+    captions: EvalCaptions = None,
     steps: EvalSteps = None,
     window: EvalWindow = 16,
     seed: Annotated[int, arg(metavar="N", help="Of the stream's noise.")] = 0,
     device: Device = "auto",
 ) -> None:
     """One long stream: drift, seams, speed, memory, and with --loop whether a place looks the same again."""
-    from flowshade.api import load_renderer
     from flowshade.device import choose_device
     from flowshade.evaluation import long
     from flowshade.evaluation.page import markdown, runtime_table
@@ -978,7 +989,7 @@ def eval_long(
         kind=kind, look=_known_looks((look,))[0], frames=frames, loop=loop, size=_parse_size(size), every=every,
         window=window, stream_seed=seed,
     )  # fmt: skip
-    renderer = load_renderer(model, device=device, steps=steps)
+    renderer = _load_told(model, captions, steps, device)
     with _progress("streaming") as progress:
         results = long.evaluate_long(renderer, run, output, device=str(choose_device(device)), progress=progress)
     tables = (long.drift_table(results), long.revisit_table(results), long.seam_table(results))
@@ -987,6 +998,54 @@ def eval_long(
     for note in results["notes"]:
         _warn(note)
     print(f"report: {output / 'report.html'}")
+
+
+@eval_app.command(name="inverse")
+def eval_inverse(
+    output: Annotated[Path, arg(name="output", aliases=["-o"], metavar="DIR", help="The results' folder.")],
+    clips: Annotated[
+        Positional[tuple[Path, ...]],
+        arg(metavar="CLIP", help="Clips with pictures, or folders of clips; by default held-out worlds are traced."),
+    ] = (),
+    worlds: Annotated[int, arg(metavar="N", help="How many held-out worlds.")] = 32,
+    frames: Annotated[int, arg(metavar="N", help="Frames of each, at most.")] = 16,
+    kinds: EvalKinds = ("street", "hills"),
+    looks: EvalLooks = ("sunny", "overcast", "sunset", "night"),
+    size: Annotated[str, arg(metavar="HxW", help="Of worlds: height and width in pixels.")] = "240x416",
+    reference: EvalReference = "direct",
+    model: Annotated[
+        str, arg(metavar="NAME", help="compact, or an inverse's .safetensors file; none of 7B, which is no stream.")
+    ] = "compact",
+    window: Annotated[int, arg(metavar="N", help="Frames pushed at a time.")] = 8,
+    workers: Annotated[int, arg(metavar="N", help="Processes that trace; 0 traces in this one.")] = 0,
+    device: Device = "auto",
+) -> None:
+    """An inverse's buffers against the true ones, beside the same network without memory and a constant."""
+    from flowshade.api import load_inverse
+    from flowshade.checkpoints.inverse import DIFFUSION_INVERSES
+    from flowshade.device import choose_device
+    from flowshade.evaluation import inverse as scores
+    from flowshade.evaluation.worlds import WorldSuite
+    from flowshade.gbuffer.io import find_clips
+    from flowshade.inverse.stream import Inverse
+
+    if model in DIFFUSION_INVERSES:
+        raise FlowshadeError(f"{model} makes chunks and is no stream; expected compact, or a file of Flowshade's.")
+    suite = WorldSuite(
+        worlds=worlds, frames=frames, kinds=kinds, looks=_known_looks(looks), size=_parse_size(size), window=window,
+        reference=reference,
+    )  # fmt: skip
+    given = [scores.read_reference_clip(clip, frames) for path in clips for clip in find_clips(path)]
+    inverse, where = load_inverse(model, device=device), str(choose_device(device))
+    assert isinstance(inverse, Inverse)
+    with _progress("evaluating", "clips") as progress:
+        options: dict[str, Any] = {"device": where, "out": output, "progress": progress, "warn": _warn}
+        if given:
+            table = scores.score_clips(inverse, given, window=window, shown=len(given), **options)
+        else:
+            table = scores.evaluate_inverse(inverse, suite, workers=workers, **options)
+    print(scores.markdown_table(table))
+    print(f"scores and sheet: {output}")
 
 
 @eval_app.command(name="compare")
@@ -1013,27 +1072,40 @@ def _known_looks(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _evaluate_files(
-    name: str, clips: tuple[Path, ...], output: Path, looks: tuple[str, ...], frames: int | None, size: str | None,
-    pred: Path | None, model: str, steps: int | None, device: str, **options: Any,
-) -> None:  # fmt: skip
+def _recorded(
+    name: str, clips: tuple[Path, ...], looks: tuple[str, ...], frames: int | None, size: str | None
+) -> RecordedClips:
     from flowshade.evaluation.suites import RecordedClips
 
     chosen = None if size is None else _parse_size(size)
-    suite = RecordedClips(name, clips, looks=_known_looks(looks), frames=frames, size=chosen)
-    _evaluate(suite, output, pred, model, steps, device, **options)
+    return RecordedClips(name, clips, looks=_known_looks(looks), frames=frames, size=chosen)
+
+
+def _method(
+    pred: Path | None, model: str, captions: Path | None, steps: int | None, device: str
+) -> StyledRenderer | PredictedVideos:
+    from flowshade.evaluation.suites import PredictedVideos
+
+    return _load_told(model, captions, steps, device) if pred is None else PredictedVideos(pred)
+
+
+def _load_told(model: str, captions: Path | None, steps: int | None, device: str) -> StyledRenderer:
+    """A renderer whose prompts its encoder embeds, or a caption bank knows."""
+    from flowshade.api import load_renderer
+    from flowshade.device import choose_device
+    from flowshade.renderer.prompt import CaptionBank
+
+    bank = None if captions is None else CaptionBank.load(captions).to(choose_device(device))
+    return load_renderer(model, device=device, steps=steps, encoder=bank)
 
 
 def _evaluate(
-    suite: Any, output: Path, pred: Path | None, model: str, steps: int | None, device: str, **options: Any
+    suite: Suite, method: StyledRenderer | PredictedVideos, output: Path, device: str, **options: Any
 ) -> None:
-    from flowshade.api import load_renderer
     from flowshade.device import choose_device
     from flowshade.evaluation import page
     from flowshade.evaluation.run import Evaluation, evaluate
-    from flowshade.evaluation.suites import PredictedVideos
 
-    method = load_renderer(model, device=device, steps=steps) if pred is None else PredictedVideos(pred)
     with _progress("evaluating", "clips in a look") as progress:
         results = evaluate(suite, method, output, Evaluation(device=str(choose_device(device)), **options), progress)
     looks = [page.look_table(results, "psnr")] if len(results["looks"]) > 1 else []

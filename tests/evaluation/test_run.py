@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from flowshade import api
 from flowshade.api import StyledRenderer, load_renderer
 from flowshade.cli import main
 from flowshade.errors import FlowshadeError
@@ -22,6 +23,8 @@ from flowshade.evaluation.run import Evaluation, evaluate
 from flowshade.evaluation.suites import Case, HeldOutWorlds, PredictedVideos, RecordedClips
 from flowshade.evaluation.worlds import WorldSuite
 from flowshade.gbuffer.io import VideoWriter
+from flowshade.gbuffer.look import LOOKS
+from flowshade.renderer.prompt import WIDTH, CaptionBank
 
 TINY = WorldSuite(worlds=2, size=(32, 48), frames=8, samples=1, looks=("sunny", "night"))
 OPTIONS = Evaluation(window=4, lpips_every=4)
@@ -138,7 +141,9 @@ def test_clips_without_pictures(small_clip: Path, renderer: StyledRenderer, tmp_
         RecordedClips("files", [tmp_path], looks=("sunny",))
     with pytest.raises(FlowshadeError, match="no clips were given"):
         RecordedClips("files", [], looks=("sunny",))
-    results = evaluate(RecordedClips("files", [small_clip.parent], looks=("sunny",), frames=8), renderer, tmp_path, OPTIONS)
+    results = evaluate(
+        RecordedClips("files", [small_clip.parent], looks=("sunny",), frames=8), renderer, tmp_path, OPTIONS
+    )
     model = results["methods"]["debug, 2 steps"]
     assert model["psnr"] is None and model["edge_precision"] is not None and model["window_ratio"] is not None
 
@@ -186,11 +191,26 @@ def test_a_long_stream_is_measured(renderer: StyledRenderer, tmp_path: Path) -> 
     assert json.loads((tmp_path / "results.json").read_text())["frames"] == 32
 
 
-def test_the_command_line(debug_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def bank(tmp_path: Path) -> Path:
+    """Knows one look, and the empty caption with which renderers begin."""
+    texts = ("", LOOKS["sunny"].caption())
+    tokens = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(0)).half()
+    CaptionBank(texts=texts, tokens=tokens, offsets=torch.tensor([0, 2, 8])).save(tmp_path / "captions.safetensors")
+    return tmp_path
+
+
+def test_the_command_line_without_the_prompt_encoder(
+    debug_model: Path, bank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "PromptEncoder", None)
     out = tmp_path / "out"
-    options = ["--worlds", "2", "--frames", "4", "--size", "32x48", "--looks", "sunny", "--no-controls"]
+    options = ["--worlds", "2", "--frames", "4", "--size", "32x48", "--looks", "sunny", "--captions", str(bank)]
     command = ["eval", "worlds", "-o", str(out), "--model", str(debug_model), "--device", "cpu", "--window", "4"]
-    assert main([*command, *options]) == 0
+    assert main([*command, *options]) == 2
+    error = capsys.readouterr().err
+    assert "the caption bank holds 2 captions and not" in error and "--no-controls" in error
+    assert main([*command, *options, "--no-controls"]) == 0
     said = capsys.readouterr().out
     assert "| debug, 2 steps |" in said and "report.html" in said
     assert main(["eval", "compare", str(out), str(out)]) == 0

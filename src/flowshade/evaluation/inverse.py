@@ -1,6 +1,4 @@
-"""`python -m flowshade.evaluation.inverse`: scores an inverse on held-out worlds, beside two plain baselines.
-
-`--clip DIR` scores it on a G-buffer clip with pictures instead, such as one that Blender rendered.
+"""Scores an inverse, on held-out worlds or on clips with pictures, beside two plain baselines.
 
 Metrics follow the literature on intrinsic images and monocular geometry: absolute relative error and delta of depth
 after one scale a clip (Eigen et al. 2014, arXiv 1406.2283), angles between normals (Fouhey et al. 2013), PSNR of albedo
@@ -12,7 +10,6 @@ Sky, as the reference has it, counts nowhere but in `sky_iou`; surfaces taken fo
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -22,21 +19,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from flowshade.checkpoints.store import default_inverse_weights, load_inverse_file
 from flowshade.color import from_bytes, linear_to_srgb, to_bytes
 from flowshade.evaluation.perceptual import Trunk, lpips, trunks
 from flowshade.evaluation.worlds import ReferenceClip, WorldSuite, parked_clips
 from flowshade.files import write_json, write_text
 from flowshade.gbuffer.io import open_clip
 from flowshade.gbuffer.io.pictures import write_png
-from flowshade.gbuffer.look import LOOKS
 from flowshade.gbuffer.view import channel_picture
 from flowshade.inverse.stream import Inverse
 from flowshade.nn.warp import inside, warp
 from flowshade.types import CORE_CHANNELS, Frames, GBuffer
-from flowshade.world import WORLDS
 
 Scores = dict[str, float]
+Progress = Callable[[int, int], None]
 
 
 def depth_errors(
@@ -273,19 +268,31 @@ def evaluate_inverse(
     device: str,
     out: Path,
     workers: int = 0,
-    progress: Callable[[str], None] = print,
+    progress: Progress = lambda done, total: None,
+    warn: Callable[[str], None] = print,
 ) -> list[dict]:
     """Inverts the reference pictures of every clip in every look; writes `scores.json`, `scores.md`, `sheet.png`.
 
     Beside the stream stand `one picture` (the same network without memory) and `constant` (the mean of the suite's own
     buffers).
+
+    Args:
+        inverse: in eval mode, on `device`.
+        suite: what is traced.
+        device: where to trace and to work.
+        out: folder for the results, made if absent.
+        workers: processes that trace; 0 = this one does.
+        progress: called with clips traced or scored, of twice as many as there are.
+        warn: is told what is left out.
     """
     clips = []
-    for clip in parked_clips(suite, "cpu" if workers == 0 and device == "cpu" else device, workers):
+    for clip in parked_clips(suite, device, workers):
         clips.append(clip)
-        progress(f"traced {len(clips)} of {suite.worlds}: {clip.kind} {clip.seed}")
-    shown = len(suite.kinds)
-    return score_clips(inverse, clips, window=suite.window, device=device, out=out, shown=shown, progress=progress)
+        progress(len(clips), 2 * suite.worlds)
+    return score_clips(
+        inverse, clips, window=suite.window, device=device, out=out, shown=len(suite.kinds), warn=warn,
+        progress=lambda done, total: progress(total + done, 2 * total),
+    )  # fmt: skip
 
 
 def read_reference_clip(path: Path, frames: int | None = None) -> ReferenceClip:
@@ -322,7 +329,8 @@ def score_clips(
     device: str,
     out: Path,
     shown: int,
-    progress: Callable[[str], None] = print,
+    progress: Progress = lambda done, total: None,
+    warn: Callable[[str], None] = print,
 ) -> list[dict]:
     """Scores every clip in every one of its looks beside the baselines; writes what `evaluate_inverse` does.
 
@@ -333,12 +341,13 @@ def score_clips(
         device: where to work.
         out: folder for the results, made if absent.
         shown: clips on the sheet, from the first.
-        progress: called with a line for each clip.
+        progress: called with clips scored and in all.
+        warn: is told what is left out.
     """
     found, note = trunks(device)
     trunk = found.get("alex")
     if note:
-        progress(note)
+        warn(note)
     constant = ConstantBuffers()
     for clip in clips:
         constant.add(clip.gbuffer)
@@ -355,7 +364,7 @@ def score_clips(
             if index < shown:
                 sheet.append((look, clip, streamed))
         rows += [{"method": method, "clip": index} | scores for method, all_of in scored.items() for scores in all_of]
-        progress(f"scored {index + 1} of {len(clips)}: {clip.kind} {clip.seed}")
+        progress(index + 1, len(clips))
     table = summarise(rows)
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "scores.json", table)
@@ -460,46 +469,3 @@ def _psnr(a: Tensor, b: Tensor) -> float:
 def _mean(values: list[float]) -> float:
     numbers = [value for value in values if np.isfinite(value)]
     return float(np.mean(numbers)) if numbers else float("nan")
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Scores a file of `save_inverse`."""
-    parser = argparse.ArgumentParser(prog="python -m flowshade.evaluation.inverse", description=__doc__)
-    parser.add_argument("--model", type=Path, default=default_inverse_weights())
-    parser.add_argument("--clip", type=Path, nargs="+", help="score these clips with pictures, not worlds")
-    parser.add_argument("--out", type=Path, default=Path("out/eval-inverse"))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--worlds", type=int, default=WorldSuite.worlds)
-    parser.add_argument("--frames", type=int, default=16)
-    parser.add_argument("--size", type=int, nargs=2, default=WorldSuite.size)
-    parser.add_argument("--window", type=int, default=WorldSuite.window)
-    parser.add_argument("--workers", type=int, default=0, help="processes that trace; 0 = this one does")
-    parser.add_argument("--kinds", nargs="+", default=WorldSuite.kinds, choices=tuple(WORLDS))
-    parser.add_argument("--reference", choices=("direct", "paths"), default=WorldSuite.reference)
-    parser.add_argument("--looks", nargs="+", default=("sunny", "overcast", "sunset", "night"), choices=tuple(LOOKS))
-    options = parser.parse_args(arguments)
-    inverse = load_inverse_file(options.model, device=options.device)
-    if options.clip:
-        clips = [read_reference_clip(path, options.frames) for path in options.clip]
-        scored = score_clips(
-            inverse, clips, window=options.window, device=options.device, out=options.out, shown=len(clips)
-        )
-        print(markdown_table(scored))
-        print(f"scores and sheet: {options.out}")
-        return
-    suite = WorldSuite(
-        worlds=options.worlds,
-        frames=options.frames,
-        size=tuple(options.size),
-        window=options.window,
-        kinds=tuple(options.kinds),
-        reference=options.reference,
-        looks=tuple(options.looks),
-    )
-    table = evaluate_inverse(inverse, suite, device=options.device, out=options.out, workers=options.workers)
-    print(markdown_table(table))
-    print(f"scores and sheet: {options.out}")
-
-
-if __name__ == "__main__":
-    main()

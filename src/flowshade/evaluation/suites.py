@@ -91,6 +91,8 @@ class Suite(Protocol):
 
     name: str
     looks: tuple[str, ...]
+    ladders: tuple[Ladder, ...]
+    """Monotone controls that it can be asked for; none where there is no world to trace."""
 
     @property
     def clips(self) -> list[str]:
@@ -109,9 +111,9 @@ class Suite(Protocol):
         """Reference pictures of further worlds, to train the classifier of looks with; none where there are none."""
         ...
 
-    def ladder_frames(self, index: int, ladder: Ladder, frame: int) -> tuple[GBuffer, list[Tensor]] | None:
-        """A clip's frames up to `frame`, and the reference picture [1, 3, H, W] of that one in each look of a ladder;
-        None where the suite cannot make them."""
+    def ladder_frames(self, index: int, ladder: Ladder, frame: int) -> tuple[GBuffer, list[Tensor]]:
+        """A clip's frames up to `frame`, and the reference picture [1, 3, H, W] of that one in each look of one of the
+        suite's ladders."""
         ...
 
 
@@ -119,6 +121,7 @@ class HeldOutWorlds:
     """Worlds from seeds that are never trained on, traced when asked for, in canonical looks."""
 
     name = "worlds"
+    ladders = LADDERS
 
     def __init__(self, suite: WorldSuite, device: str = "cpu") -> None:
         self._suite = suite
@@ -155,7 +158,7 @@ class HeldOutWorlds:
                 features = look_features(quantise(rgb)).cpu()
                 yield LookPictures(world=f"{clip.kind}-{clip.seed}", look=look, method="reference", features=features)
 
-    def ladder_frames(self, index: int, ladder: Ladder, frame: int) -> tuple[GBuffer, list[Tensor]] | None:
+    def ladder_frames(self, index: int, ladder: Ladder, frame: int) -> tuple[GBuffer, list[Tensor]]:
         from flowshade.gbuffer.rollout import rollout
         from flowshade.gbuffer.trace import Tracer
         from flowshade.world import make_world
@@ -186,6 +189,8 @@ class RecordedClips:
     Raises:
         FlowshadeError: no clip was found, or one without reference pictures where they are needed.
     """
+
+    ladders: tuple[Ladder, ...] = ()
 
     def __init__(
         self,
@@ -244,8 +249,8 @@ class RecordedClips:
     def look_pictures(self) -> Iterator[LookPictures]:
         return iter(())
 
-    def ladder_frames(self, index: int, ladder: Ladder, frame: int) -> tuple[GBuffer, list[Tensor]] | None:
-        return None
+    def ladder_frames(self, index: int, ladder: Ladder, frame: int) -> tuple[GBuffer, list[Tensor]]:
+        raise AssertionError("clips on disk have no ladders")
 
 
 def _named(paths: Sequence[Path]) -> dict[str, Path]:

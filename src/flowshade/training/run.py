@@ -28,13 +28,18 @@ TRUNK_LAYERS = 4
 
 
 def write_captions(folder: Path, *, seed: int = 0) -> None:
-    """Draws looks and writes their captions and embeddings into `folder`; needs the prompt encoder's weights."""
+    """Draws looks and writes their captions and embeddings into `folder`; needs the prompt encoder's weights.
+
+    Captions that `flowshade eval` tells a renderer are there too.
+    """
+    from flowshade.evaluation.suites import LADDERS
     from flowshade.renderer.prompt import PromptEncoder
     from flowshade.world import WORLDS
 
     if folder.exists() and not folder.is_dir():
         raise FlowshadeError(f"captions go into the folder {folder}, which is a file; give a folder.")
-    save_banks(folder, *build_banks(world_descriptions(tuple(WORLDS)), PromptEncoder(), seed=seed))
+    told = [caption for ladder in LADDERS for caption in ladder.captions]
+    save_banks(folder, *build_banks(world_descriptions(tuple(WORLDS)), PromptEncoder(), seed=seed, further=told))
     try:
         Trunk.load("vgg").save(folder / TRUNK, layers=TRUNK_LAYERS)
     except MissingDependencyError as error:
