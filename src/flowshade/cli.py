@@ -8,8 +8,7 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from flowshade.errors import FlowshadeError, MissingDependencyError
 from flowshade.evaluation.vlm.command import add_commands as add_vlm_commands
+from flowshade.progress import progress_bar
 
 if TYPE_CHECKING:
     from flowshade.api import StyledRenderer
@@ -302,7 +302,7 @@ def convert(
     """Convert a clip to another layout, window by window."""
     from flowshade.gbuffer import io
 
-    with _progress("converting") as progress:
+    with progress_bar("converting") as progress:
         done = io.convert(
             source,
             target,
@@ -405,7 +405,7 @@ def render(
         compile=compile,
         fp8=fp8,
     )
-    with _progress("rendering") as progress:
+    with progress_bar("rendering") as progress:
         outcome = report.render_to_files(job, renderer, progress, _warn)
     for name, path in outcome.files.items():
         print(f"{name:<12} {path}")
@@ -450,7 +450,7 @@ def invert(
     )  # fmt: skip
     videos.check_invert(job, model)  # before the model is loaded
     inverse = load_inverse(model, checkpoint=seven_b.checkpoint, device=device, config=seven_b.config())
-    with _progress("inverting") as progress:
+    with progress_bar("inverting") as progress:
         done = videos.invert_to_files(job, inverse, progress)
     for name, path in done.files.items():
         print(f"{name:<12} {path}")
@@ -515,7 +515,7 @@ def restyle(
     videos.check_restyle(job)  # before the models are loaded
     renderer = load_renderer(model, checkpoint=checkpoint, device=device, steps=steps, styles=styles)
     back = load_inverse(inverse, checkpoint=seven_b.checkpoint, device=device, config=seven_b.config())
-    with _progress("restyling") as progress:
+    with progress_bar("restyling") as progress:
         outcome = videos.restyle_to_files(job, renderer, back, progress, _warn)
     for name, path in outcome.files.items():
         print(f"{name:<12} {path}")
@@ -594,7 +594,7 @@ def world_record(
     from flowshade.device import choose_device
     from flowshade.gbuffer.record import record_clip
 
-    with _progress("recording") as progress:
+    with progress_bar("recording") as progress:
         record_clip(
             _make_world(kind, seed),
             output,
@@ -757,7 +757,7 @@ def alaya(
         device=None if gpu is None else f"cuda:{gpu}",
         dtype=_parse_dtype("bfloat16") if reference else None,
     )
-    with _progress("rendering", "steps") as progress:
+    with progress_bar("rendering", "steps") as progress:
         outputs = run_alaya(job, progress, _warn)
     for name, path in outputs.items():
         print(f"{name:<16} {path}")
@@ -844,7 +844,7 @@ def data_generate(
     if project_only:
         return
     check_disk(projection, output)
-    with _progress("recording", "clips") as progress:
+    with progress_bar("recording", "clips") as progress:
         index = generate(plan, output, workers=workers, device=chosen, projection=projection, progress=progress)
     added = folder_bytes(output) - before
     print(
@@ -990,7 +990,7 @@ def eval_long(
         window=window, stream_seed=seed,
     )  # fmt: skip
     renderer = _load_told(model, captions, steps, device)
-    with _progress("streaming") as progress:
+    with progress_bar("streaming") as progress:
         results = long.evaluate_long(renderer, run, output, device=str(choose_device(device)), progress=progress)
     tables = (long.drift_table(results), long.revisit_table(results), long.seam_table(results))
     for table in (*tables, runtime_table(results["runtime"])):
@@ -1038,7 +1038,7 @@ def eval_inverse(
     given = [scores.read_reference_clip(clip, frames) for path in clips for clip in find_clips(path)]
     inverse, where = load_inverse(model, device=device), str(choose_device(device))
     assert isinstance(inverse, Inverse)
-    with _progress("evaluating", "clips") as progress:
+    with progress_bar("evaluating", "clips") as progress:
         options: dict[str, Any] = {"device": where, "out": output, "progress": progress, "warn": _warn}
         if given:
             table = scores.score_clips(inverse, given, window=window, shown=len(given), **options)
@@ -1106,7 +1106,7 @@ def _evaluate(
     from flowshade.evaluation import page
     from flowshade.evaluation.run import Evaluation, evaluate
 
-    with _progress("evaluating", "clips in a look") as progress:
+    with progress_bar("evaluating", "clips in a look") as progress:
         results = evaluate(suite, method, output, Evaluation(device=str(choose_device(device)), **options), progress)
     looks = [page.look_table(results, "psnr")] if len(results["looks"]) > 1 else []
     tables = [page.method_table(results), *looks, page.control_table(results), *page.ladder_tables(results)]
@@ -1365,54 +1365,7 @@ def _parse_dtype(name: str) -> Any:
     return None if name == "auto" else getattr(torch, name)
 
 
-@contextmanager
-def _progress(task: str, unit: str = "frames") -> Iterator[Callable[[int, int], None]]:
-    """A bar with rate and time left on stderr (a line now and then where that is no terminal).
-
-    Gives a function to call with frames (or other units) done and in all.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        row = bar.add_task(task, total=None, rate="")
-        lines = _Lines(task, unit)
-
-        def progress(done: int, total: int) -> None:
-            speed = bar.tasks[0].speed
-            bar.update(row, completed=done, total=total, rate="" if speed is None else f"{speed:.1f} {unit}/s")
-            if not console.is_terminal:
-                lines.show(done, total)
-
-        yield progress
-
-
-class _Lines:
-    """Progress as a line every ten seconds."""
-
-    def __init__(self, task: str, unit: str) -> None:
-        self._task, self._unit = task, unit
-        self._began = self._shown = time.monotonic()
-
-    def show(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._shown < 10 or done >= total:
-            return
-        self._shown = now
-        rate = done / (now - self._began)
-        left = (total - done) / rate
-        print(f"{self._task} {done}/{total}, {rate:.1f} {self._unit}/s, {left:.0f} s left", file=sys.stderr, flush=True)
-
-
-add_vlm_commands(eval_app, _progress)
+add_vlm_commands(eval_app)
 app.command(eval_app, name="eval", help=EVAL_HELP)
 
 

@@ -29,6 +29,7 @@ from flowshade.errors import FlowshadeError, PromptError, StyleError
 from flowshade.gbuffer.io import ClipError, ClipReader, VideoWriter, open_clip
 from flowshade.gbuffer.io.coding import Coding
 from flowshade.inverse.diffusion import DiffusionConfig
+from flowshade.progress import Progress
 from flowshade.renderer.flash import FlashConfig, FlashRenderer
 from flowshade.renderer.teacher import NEGATIVE_PROMPT, STYLES, ForwardTeacher, TeacherConfig, fit, style_prompt
 from flowshade.renderer.transformer import TextContext, WorldTransformer
@@ -219,7 +220,7 @@ class AlayaJob:
 
 def run_alaya(
     job: AlayaJob,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> dict[str, Path]:
     """Renders a clip with the forward teacher, all styles of the job in one batch; videos appear whole.

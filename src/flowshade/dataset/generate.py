@@ -18,7 +18,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -29,6 +29,7 @@ from flowshade.gbuffer.environment import is_hdri_name, look_named
 from flowshade.gbuffer.look import LOOKS, Look, sample_look
 from flowshade.gbuffer.particles import particles_of
 from flowshade.gbuffer.record import record_clip
+from flowshade.progress import Progress
 from flowshade.world import make_world
 
 _UNDER_A_ROOF = ("rooms",)
@@ -248,7 +249,7 @@ def generate(
     workers: int = 0,
     device: str = "cpu",
     projection: Projection | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Records a plan's clips that `folder` lacks and writes its index.
 

@@ -28,10 +28,10 @@ from flowshade.gbuffer.io.pictures import write_png
 from flowshade.gbuffer.view import channel_picture
 from flowshade.inverse.stream import Inverse
 from flowshade.nn.warp import inside, warp
+from flowshade.progress import Progress
 from flowshade.types import CORE_CHANNELS, Frames, GBuffer
 
 Scores = dict[str, float]
-Progress = Callable[[int, int], None]
 
 
 def depth_errors(

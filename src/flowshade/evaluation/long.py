@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -29,6 +29,7 @@ from flowshade.evaluation.worlds import HELD_OUT_SEED
 from flowshade.files import plain, write_json
 from flowshade.gbuffer.look import LOOKS, Look
 from flowshade.gbuffer.shade import shade_without_rays
+from flowshade.progress import Progress
 from flowshade.provenance import versions
 from flowshade.types import CHANNELS, GBuffer, stream_frame
 
@@ -107,7 +108,7 @@ class LongStream:
         """Warping errors of frames 1 on, in 8-bit steps."""
         self._before: tuple[GBuffer, Tensor] | None = None
 
-    def render(self, device: str, progress: Callable[[int, int], None]) -> None:
+    def render(self, device: str, progress: Progress) -> None:
         """Runs the world and the renderer to the end."""
         look = LOOKS[self.run.look]
         self._renderer.reset(self.run.stream_seed)
@@ -161,7 +162,7 @@ def evaluate_long(
     out: Path,
     *,
     device: str = "cpu",
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> dict[str, Any]:
     """Streams, measures and writes `results.json` and `report.html`; returns what the first holds.
 

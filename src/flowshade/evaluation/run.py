@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -25,10 +25,9 @@ from flowshade.evaluation.suites import LADDERS, Case, PredictedVideos, Suite
 from flowshade.files import plain, write_json
 from flowshade.gbuffer.look import LOOKS
 from flowshade.inverse.stream import Inverse
+from flowshade.progress import Progress
 from flowshade.provenance import versions
 from flowshade.renderer.prompt import CaptionBank
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ These are measures of our own and no scores of a vision-language model. Each can
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,7 @@ from flowshade.files import write_json, write_text
 from flowshade.gbuffer.io.conventions import intrinsics_of_fov, rebuild_normals
 from flowshade.gbuffer.io.resize import resize
 from flowshade.gbuffer.view import channel_picture
+from flowshade.progress import Progress
 from flowshade.types import CORE_CHANNELS, GBuffer
 
 Measures = dict[str, float]
@@ -297,9 +298,7 @@ def _add_relight(means: Means, albedo: Tensor, normal: Tensor, linear: Tensor) -
             means.add_sums("relight_residual", float(left), float(variance))
 
 
-def measure(
-    contest: Contest, settings: Settings, progress: Callable[[int, int], None]
-) -> dict[str, dict[str, Measures]]:
+def measure(contest: Contest, settings: Settings, progress: Progress) -> dict[str, dict[str, Measures]]:
     """clip -> method -> measures, of all footage."""
     return {opened.clip: measure_clip(opened, settings) for opened in each_clip(contest, progress)}
 
