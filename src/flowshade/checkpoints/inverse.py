@@ -16,33 +16,8 @@ from flowshade.inverse.cosmos import CosmosDecoder, CosmosEncoder, CosmosNetwork
 from flowshade.inverse.diffusion import DiffusionConfig, DiffusionInverse
 from flowshade.progress import Progress
 
-ALAYA_INVERSE, COSMOS_INVERSE = "alaya-inverse", "cosmos-inverse"
-DIFFUSION_INVERSES = (ALAYA_INVERSE, COSMOS_INVERSE)
+DIFFUSION_INVERSES = ("alaya-inverse", "cosmos-inverse")
 """Names of inverses that `load_diffusion_inverse` loads."""
-
-
-def load_alaya_inverse(
-    path: Path | str | None = None,
-    *,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    config: DiffusionConfig | None = None,
-    progress: Progress | None = None,
-) -> DiffusionInverse:
-    """AlayaRenderer's inverse; arguments and errors are those of `load_diffusion_inverse`."""
-    return load_diffusion_inverse(ALAYA_INVERSE, path, device=device, dtype=dtype, config=config, progress=progress)
-
-
-def load_cosmos_inverse(
-    path: Path | str | None = None,
-    *,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    config: DiffusionConfig | None = None,
-    progress: Progress | None = None,
-) -> DiffusionInverse:
-    """Cosmos DiffusionRenderer's inverse; arguments and errors are those of `load_diffusion_inverse`."""
-    return load_diffusion_inverse(COSMOS_INVERSE, path, device=device, dtype=dtype, config=config, progress=progress)
 
 
 def load_diffusion_inverse(

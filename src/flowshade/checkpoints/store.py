@@ -16,7 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from flowshade.errors import CheckpointError
+from flowshade.checkpoints.files import unreadable
+from flowshade.errors import CheckpointError, listed
 from flowshade.files import write_tensors
 from flowshade.inverse.network import InverseConfig
 from flowshade.inverse.stream import Inverse
@@ -162,10 +163,7 @@ def _reading(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except SafetensorError as error:
-        raise CheckpointError(
-            f"{path} ({path.stat().st_size} bytes) is not a readable safetensors file ({error}). "
-            "It may be cut short or of another format: copy or download it again."
-        ) from error
+        raise CheckpointError(unreadable(path, "safetensors", error)) from error
 
 
 def load_strictly(module: nn.Module, state: Mapping[str, Tensor], *, what: str) -> None:
@@ -183,7 +181,7 @@ def load_strictly(module: nn.Module, state: Mapping[str, Tensor], *, what: str) 
         if state[name].shape != own[name].shape
     ]
     problems = [
-        f"{title} {len(names)}: {_listed(names)}"
+        f"{title} {len(names)}: {listed(names, 6)}"
         for title, names in (("missing", missing), ("unknown", unknown), ("other shapes", shapes))
         if names
     ]
@@ -249,8 +247,3 @@ def _config(kind: type[T], metadata: Mapping[str, str], path: Path | str) -> T:
             f"the configuration in {path} cannot be used ({error}). The file was written by another version of "
             "Flowshade: use the version that wrote it, or a newer file."
         ) from error
-
-
-def _listed(names: list[str], most: int = 6) -> str:
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -25,6 +25,7 @@ from statistics import mean
 from typing import Any, Literal
 
 from flowshade.dataset.index import INDEX, DatasetError, read_index, split_of, write_index
+from flowshade.files import free_space
 from flowshade.gbuffer.environment import is_hdri_name, look_named
 from flowshade.gbuffer.look import LOOKS, Look, sample_look
 from flowshade.gbuffer.particles import particles_of
@@ -231,10 +232,7 @@ def _probe(job: ClipJob, folder: Path, device: str, frames: int) -> tuple[float,
 
 def check_disk(projection: Projection, folder: Path) -> None:
     """Raises: DatasetError where a projected dataset does not fit on the disk of its folder."""
-    there = folder.absolute()
-    while not there.exists():
-        there = there.parent
-    free = shutil.disk_usage(there).free
+    free = free_space(folder)
     if projection.bytes > free:
         raise DatasetError(
             f"{folder} would take {_size(projection.bytes)} and its disk has {_size(free)} left; expected room for all "

@@ -21,15 +21,13 @@ from torch import Tensor
 
 from flowshade.gbuffer.io import ClipError, ClipReader, VideoReader, open_clip
 from flowshade.gbuffer.io.channel_video import VIDEO_SUFFIXES
+from flowshade.gbuffer.io.footage import PICTURE_SUFFIXES
 from flowshade.gbuffer.io.picture_folder import channel_in_name
-from flowshade.gbuffer.io.pictures import SUFFIXES, read_picture
+from flowshade.gbuffer.io.pictures import read_picture
 from flowshade.gbuffer.io.sequence import numbered
 from flowshade.gbuffer.view import channel_picture, to_uint8
 from flowshade.progress import Progress
 from flowshade.types import GBuffer
-
-PICTURE_SUFFIXES = tuple(suffix for suffix in SUFFIXES if suffix not in (".exr", ".npy"))
-"""Of display pictures; the others hold data."""
 
 
 class Pictures:
