@@ -983,7 +983,8 @@ def eval_long(
     """One long stream: drift, seams, speed, memory, and with --loop whether a place looks the same again."""
     from flowshade.device import choose_device
     from flowshade.evaluation import long
-    from flowshade.evaluation.page import markdown, runtime_table
+    from flowshade.evaluation.page import runtime_table
+    from flowshade.evaluation.tables import markdown
 
     run = long.LongRun(
         kind=kind, look=_known_looks((look,))[0], frames=frames, loop=loop, size=_parse_size(size), every=every,
@@ -1058,7 +1059,7 @@ def eval_compare(
 ) -> None:
     """Differences of every metric on the clips that both have, with 95 % bootstrap intervals."""
     from flowshade.evaluation.compare import compare_table, load_and_compare
-    from flowshade.evaluation.page import markdown
+    from flowshade.evaluation.tables import markdown
 
     print(markdown(compare_table(load_and_compare(first, second, methods))))
 
@@ -1105,13 +1106,14 @@ def _evaluate(
     from flowshade.device import choose_device
     from flowshade.evaluation import page
     from flowshade.evaluation.run import Evaluation, evaluate
+    from flowshade.evaluation.tables import markdown
 
     with progress_bar("evaluating", "clips in a look") as progress:
         results = evaluate(suite, method, output, Evaluation(device=str(choose_device(device)), **options), progress)
     looks = [page.look_table(results, "psnr")] if len(results["looks"]) > 1 else []
     tables = [page.method_table(results), *looks, page.control_table(results), *page.ladder_tables(results)]
     for table in (*tables, page.runtime_table(results["runtime"])):
-        print(page.markdown(table))
+        print(markdown(table))
     for note in results["notes"]:
         _warn(note)
     print(f"report: {output / 'report.html'}")

@@ -12,21 +12,23 @@ from torch.nn.functional import normalize
 from flowshade.checkpoints.store import save_inverse
 from flowshade.cli import main
 from flowshade.color import linear_to_srgb, srgb_to_linear
-from flowshade.evaluation.inverse import (
-    ConstantBuffers,
+from flowshade.evaluation.buffers import (
     albedo_distances,
     albedo_errors,
     chunk_agreement,
     depth_errors,
     flicker,
-    markdown_table,
     material_errors,
     normal_errors,
-    read_reference_clip,
     score_buffers,
+    warping_errors,
+)
+from flowshade.evaluation.inverse import (
+    ConstantBuffers,
+    markdown_table,
+    read_reference_clip,
     score_clips,
     summarise,
-    warping_errors,
 )
 from flowshade.evaluation.perceptual import lpips
 from flowshade.gbuffer.io import write_clip

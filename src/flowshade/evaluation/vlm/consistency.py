@@ -36,6 +36,7 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from flowshade.color import from_bytes, srgb_to_linear
+from flowshade.evaluation.tables import markdown
 from flowshade.evaluation.vlm.agreement import mean_with_interval
 from flowshade.evaluation.vlm.clips import Contest, OpenClip, each_clip, resize_bytes
 from flowshade.files import write_json, write_text
@@ -327,17 +328,12 @@ def write_measures(out: Path, found: dict[str, dict[str, Measures]], seed: int) 
 
 
 def _markdown(methods: Sequence[str], names: Sequence[str], means: dict, clips: int) -> str:
-    lines = [
-        f"Consistency with the footage, mean over clips ({clips} in all) with 95% bootstrap intervals. No scores of "
-        "a judge; lower is better except `detail`, which must not be near 0.",
-        "",
-        "| measure | " + " | ".join(methods) + " |",
-        "|---" * (len(methods) + 1) + "|",
-    ]
-    for name in names:
-        cells = [_cell(means[method][name]) for method in methods]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    about = (
+        f"Consistency with the footage, mean over clips ({clips} in all) with 95% bootstrap intervals. No scores of a "
+        "judge; lower is better except `detail`, which must not be near 0."
+    )
+    rows = [[name, *(_cell(means[method][name]) for method in methods)] for name in names]
+    return f"{about}\n\n{markdown([['measure', *methods], *rows])}"
 
 
 def _cell(value: dict) -> str:
