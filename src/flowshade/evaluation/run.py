@@ -210,15 +210,16 @@ class _Runner:
 
     def _ladders(self, index: int) -> dict[str, Any]:
         """How much of a thing pictures show, a number a wording, for the renderer and the reference."""
+        if not self._suite.ladders:
+            return {}
         found, last = {}, self._options.window - 1
+        clip, references = self._suite.ladder_frames(index, last)
+        shown, case = clip[last:], Case(clip="", look="", caption="", gbuffer=clip, fps=1.0)
         for ladder in self._suite.ladders:
-            clip, references = self._suite.ladder_frames(index, ladder, last)
-            shown = clip[last:]
-            case = Case(clip="", look="", caption="", gbuffer=clip, fps=1.0)
             outputs = [self._stream(case, {0: caption})[last:] for caption in ladder.captions]
             found[ladder.name] = {
                 "words": list(ladder.words),
-                REFERENCE: [ladder.measure(picture, shown) for picture in references],
+                REFERENCE: [ladder.measure(picture, shown) for picture in references[ladder.name]],
                 self.name: [ladder.measure(picture, shown) for picture in outputs],
             }
         return found

@@ -111,9 +111,8 @@ class Suite(Protocol):
         """Reference pictures of further worlds, to train the classifier of looks with; none where there are none."""
         ...
 
-    def ladder_frames(self, index: int, ladder: Ladder, frame: int) -> tuple[GBuffer, list[Tensor]]:
-        """A clip's frames up to `frame`, and the reference picture [1, 3, H, W] of that one in each look of one of the
-        suite's ladders."""
+    def ladder_frames(self, index: int, frame: int) -> tuple[GBuffer, dict[str, list[Tensor]]]:
+        """A clip's frames up to `frame`, and by ladder the reference pictures [1, 3, H, W] of that one in its looks."""
         ...
 
 
@@ -158,7 +157,7 @@ class HeldOutWorlds:
                 features = look_features(quantise(rgb)).cpu()
                 yield LookPictures(world=f"{clip.kind}-{clip.seed}", look=look, method="reference", features=features)
 
-    def ladder_frames(self, index: int, ladder: Ladder, frame: int) -> tuple[GBuffer, list[Tensor]]:
+    def ladder_frames(self, index: int, frame: int) -> tuple[GBuffer, dict[str, list[Tensor]]]:
         from flowshade.gbuffer.rollout import rollout
         from flowshade.gbuffer.trace import Tracer
         from flowshade.world import make_world
@@ -170,10 +169,13 @@ class HeldOutWorlds:
             world.model, size=suite.size, device=self._device, samples=suite.samples, reference=suite.reference
         )
         before = [traced.gbuffer for traced in rollout(world, tracer, frames=frame, seed=seed)]
+        looks = [look for ladder in self.ladders for look in ladder.looks]
         (last,) = rollout(
-            world, tracer, frames=frame + 1, looks=ladder.looks, seed=seed, wanted=lambda number: number == frame
+            world, tracer, frames=frame + 1, looks=looks, seed=seed, wanted=lambda number: number == frame
         )
-        return GBuffer.cat([*before, last.gbuffer]), list(last.pictures)
+        pictures = iter(last.pictures)
+        shown = {ladder.name: [next(pictures) for _ in ladder.looks] for ladder in self.ladders}
+        return GBuffer.cat([*before, last.gbuffer]), shown
 
 
 class RecordedClips:
@@ -249,7 +251,7 @@ class RecordedClips:
     def look_pictures(self) -> Iterator[LookPictures]:
         return iter(())
 
-    def ladder_frames(self, index: int, ladder: Ladder, frame: int) -> tuple[GBuffer, list[Tensor]]:
+    def ladder_frames(self, index: int, frame: int) -> tuple[GBuffer, dict[str, list[Tensor]]]:
         raise AssertionError("clips on disk have no ladders")
 
 
