@@ -38,11 +38,11 @@ from flowshade.device import choose_device
 from flowshade.errors import FlowshadeError
 from flowshade.evaluation.compare import Difference, compare
 from flowshade.evaluation.methods import Stopwatch, albedo_affine, no_rays, render_stream
-from flowshade.evaluation.page import markdown
 from flowshade.evaluation.perceptual import trunks
 from flowshade.evaluation.results import ResultFolder
 from flowshade.evaluation.scoring import AFFINE, METRICS, NO_RAYS, REFERENCE, Scorer, mean_rows
 from flowshade.evaluation.suites import Case, HeldOutWorlds
+from flowshade.evaluation.tables import markdown
 from flowshade.evaluation.worlds import WorldSuite
 from flowshade.files import plain, write_bytes, write_json
 from flowshade.gbuffer.io.pictures import read_png, write_png

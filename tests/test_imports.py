@@ -12,7 +12,7 @@ import pytest
 import flowshade
 
 ROOT = Path(flowshade.__file__).parent
-EVERYWHERE = {"errors", "types", "color", "files"}
+EVERYWHERE = {"errors", "types", "color", "files", "progress"}
 BELOW_API = {"nn", "world", "gbuffer", "codec", "renderer", "inverse", "checkpoints", "timing", "provenance", "device"}
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "device": set(),
     "timing": set(),
     "provenance": set(),
+    "progress": set(),
     "nn": set(),
     "world": set(),
     "gbuffer": {"world"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from flowshade.gbuffer.io.resize import resize_reference
 from flowshade.inverse.diffusion import DiffusionConfig, DiffusionInverse
 from flowshade.inverse.stream import Inverse, VideoInverse
 from flowshade.inversion import InvertedClip, InvertedWindow
+from flowshade.progress import Progress
 from flowshade.renderer.batch import push_together
 from flowshade.renderer.fast import speed_up
 from flowshade.renderer.flash import FlashRenderer
@@ -203,7 +204,7 @@ class StyledRenderer:
         start: int = 0,
         frames: int | None = None,
         size: tuple[int, int] | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> Iterator[Frames]:
         """Renders a clip window by window, in constant memory however long it is.
 
@@ -253,7 +254,7 @@ class StyledRenderer:
         start: int = 0,
         frames: int | None = None,
         size: tuple[int, int] | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
         timer: StageTimer | None = None,
     ) -> Iterator[Window]:
         """`render`, with the buffers beside the pictures. Arguments are checked here, before the first frame.
@@ -303,7 +304,7 @@ class StyledRenderer:
         seed: int,
         window: int,
         size: tuple[int, int] | None,
-        progress: Callable[[int, int], None] | None,
+        progress: Progress | None,
         timer: StageTimer | None,
         opened: ExitStack,
     ) -> Iterator[Window]:
@@ -473,7 +474,7 @@ def invert(
     window: int = INVERT_WINDOW,
     fps: float | None = None,
     seed: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[InvertedWindow]:
     """Estimates the G-buffers of a video, window by window, in constant memory however long it is.
 
@@ -506,7 +507,7 @@ def invert(
 
 
 def _invert(
-    clip: InvertedClip, stop: int, window: int, progress: Callable[[int, int], None] | None, opened: ExitStack
+    clip: InvertedClip, stop: int, window: int, progress: Progress | None, opened: ExitStack
 ) -> Iterator[InvertedWindow]:
     with opened:
         for first in range(0, stop, window):
@@ -545,7 +546,7 @@ def restyle(
     seed: int = 0,
     window: int | None = None,
     fps: float | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     timer: StageTimer | None = None,
 ) -> Iterator[RestyledWindow]:
     """Gives a video another look: its buffers are estimated and rendered, window by window, in constant memory.

@@ -8,8 +8,7 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,12 @@ from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg
 
 from flowshade.errors import FlowshadeError, MissingDependencyError
 from flowshade.evaluation.vlm.command import add_commands as add_vlm_commands
+from flowshade.progress import progress_bar
 
 if TYPE_CHECKING:
+    from flowshade.api import StyledRenderer
     from flowshade.checkpoints.catalogue import Model
+    from flowshade.evaluation.suites import PredictedVideos, RecordedClips, Suite
     from flowshade.world import World
 
 app = tyro.extras.SubcommandApp()
@@ -300,7 +302,7 @@ def convert(
     """Convert a clip to another layout, window by window."""
     from flowshade.gbuffer import io
 
-    with _progress("converting") as progress:
+    with progress_bar("converting") as progress:
         done = io.convert(
             source,
             target,
@@ -403,7 +405,7 @@ def render(
         compile=compile,
         fp8=fp8,
     )
-    with _progress("rendering") as progress:
+    with progress_bar("rendering") as progress:
         outcome = report.render_to_files(job, renderer, progress, _warn)
     for name, path in outcome.files.items():
         print(f"{name:<12} {path}")
@@ -448,7 +450,7 @@ def invert(
     )  # fmt: skip
     videos.check_invert(job, model)  # before the model is loaded
     inverse = load_inverse(model, checkpoint=seven_b.checkpoint, device=device, config=seven_b.config())
-    with _progress("inverting") as progress:
+    with progress_bar("inverting") as progress:
         done = videos.invert_to_files(job, inverse, progress)
     for name, path in done.files.items():
         print(f"{name:<12} {path}")
@@ -513,7 +515,7 @@ def restyle(
     videos.check_restyle(job)  # before the models are loaded
     renderer = load_renderer(model, checkpoint=checkpoint, device=device, steps=steps, styles=styles)
     back = load_inverse(inverse, checkpoint=seven_b.checkpoint, device=device, config=seven_b.config())
-    with _progress("restyling") as progress:
+    with progress_bar("restyling") as progress:
         outcome = videos.restyle_to_files(job, renderer, back, progress, _warn)
     for name, path in outcome.files.items():
         print(f"{name:<12} {path}")
@@ -592,7 +594,7 @@ def world_record(
     from flowshade.device import choose_device
     from flowshade.gbuffer.record import record_clip
 
-    with _progress("recording") as progress:
+    with progress_bar("recording") as progress:
         record_clip(
             _make_world(kind, seed),
             output,
@@ -755,7 +757,7 @@ def alaya(
         device=None if gpu is None else f"cuda:{gpu}",
         dtype=_parse_dtype("bfloat16") if reference else None,
     )
-    with _progress("rendering", "steps") as progress:
+    with progress_bar("rendering", "steps") as progress:
         outputs = run_alaya(job, progress, _warn)
     for name, path in outputs.items():
         print(f"{name:<16} {path}")
@@ -842,7 +844,7 @@ def data_generate(
     if project_only:
         return
     check_disk(projection, output)
-    with _progress("recording", "clips") as progress:
+    with progress_bar("recording", "clips") as progress:
         index = generate(plan, output, workers=workers, device=chosen, projection=projection, progress=progress)
     added = folder_bytes(output) - before
     print(
@@ -866,13 +868,19 @@ EvalModel = Annotated[str, arg(metavar="NAME", help="A model's name, or the path
 EvalSteps = Annotated[int | None, arg(metavar="N", help="Denoising steps a window; by default the model's own.")]
 EvalWindow = Annotated[int, arg(metavar="N", help="Frames rendered together, a multiple of 4.")]
 EvalLooks = Annotated[tuple[str, ...], arg(metavar="NAME", help="Looks (see: flowshade world list).")]
+EvalKinds = Annotated[tuple[str, ...], arg(metavar="KIND", help="Kinds of world, taken in turn.")]
+EvalReference = Annotated[Literal["direct", "paths"], arg(help="The reference: direct light, or path-traced.")]
 EvalPred = Annotated[
     Path | None, arg(metavar="DIR", help="Score these videos (CLIP.LOOK.mp4, or folders of PNG) instead of a model.")
+]
+EvalCaptions = Annotated[
+    Path | None,
+    arg(metavar="FILE", help="A caption bank of `train captions` instead of the prompt encoder, for where it is not."),
 ]
 EvalEvery = Annotated[int, arg(metavar="N", help="LPIPS and the Frechet distance look at every N-th frame.")]
 EVAL_HELP = (
     "Score renderers: held-out worlds, clips with or without reference pictures, long streams; compare two runs. Score "
-    "estimated buffers of real footage: ranked by a vision-language model, or by their consistency."
+    "an inverse, and estimated buffers of real footage: ranked by a vision-language model, or by their consistency."
 )
 SIX = ("sunny", "overcast", "sunset", "night", "fog", "snow")
 
@@ -882,14 +890,13 @@ def eval_worlds(
     output: EvalOutput,
     worlds: Annotated[int, arg(metavar="N", help="How many held-out worlds.")] = 4,
     frames: Annotated[int, arg(metavar="N", help="Frames of each.")] = 16,
-    kinds: Annotated[tuple[str, ...], arg(metavar="KIND", help="Kinds of world, taken in turn.")] = ("street", "hills"),
+    kinds: EvalKinds = ("street", "hills"),
     looks: EvalLooks = SIX,
     size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "240x416",
-    reference: Annotated[
-        Literal["direct", "paths"], arg(help="The reference: direct light, or path-traced.")
-    ] = "direct",
+    reference: EvalReference = "direct",
     pred: EvalPred = None,
     model: EvalModel = "compact",
+    captions: EvalCaptions = None,
     steps: EvalSteps = None,
     window: EvalWindow = 8,
     seed: Annotated[int, arg(metavar="N", help="Of the stream's noise.")] = 0,
@@ -911,8 +918,8 @@ def eval_worlds(
         reference=reference,
     )
     suite = HeldOutWorlds(asked, str(choose_device(device)))
-    _evaluate(suite, output, pred, model, steps, device, window=window, seed=seed, lpips_every=lpips_every,
-              controls=controls)  # fmt: skip
+    method = _method(pred, model, captions, steps, device)
+    _evaluate(suite, method, output, device, window=window, seed=seed, lpips_every=lpips_every, controls=controls)
 
 
 @eval_app.command(name="cycles")
@@ -924,6 +931,7 @@ def eval_cycles(
     size: Size = None,
     pred: EvalPred = None,
     model: EvalModel = "compact",
+    captions: EvalCaptions = None,
     steps: EvalSteps = None,
     window: EvalWindow = 8,
     seed: Annotated[int, arg(metavar="N", help="Of the stream's noise.")] = 0,
@@ -931,8 +939,9 @@ def eval_cycles(
     device: Device = "auto",
 ) -> None:
     """Clips that hold pictures of another renderer, such as Cycles; the look that comes closest counts."""
-    _evaluate_files("cycles", clips, output, looks, frames, size, pred, model, steps, device, window=window, seed=seed,
-                    lpips_every=lpips_every)  # fmt: skip
+    suite = _recorded("cycles", clips, looks, frames, size)
+    method = _method(pred, model, captions, steps, device)
+    _evaluate(suite, method, output, device, window=window, seed=seed, lpips_every=lpips_every)
 
 
 @eval_app.command(name="files")
@@ -944,13 +953,15 @@ def eval_files(
     size: Size = None,
     pred: EvalPred = None,
     model: EvalModel = "compact",
+    captions: EvalCaptions = None,
     steps: EvalSteps = None,
     window: EvalWindow = 8,
     seed: Annotated[int, arg(metavar="N", help="Of the stream's noise.")] = 0,
     device: Device = "auto",
 ) -> None:
     """Any clips, without reference pictures: content, stability, speed."""
-    _evaluate_files("files", clips, output, looks, frames, size, pred, model, steps, device, window=window, seed=seed)
+    suite = _recorded("files", clips, looks, frames, size)
+    _evaluate(suite, _method(pred, model, captions, steps, device), output, device, window=window, seed=seed)
 
 
 @eval_app.command(name="long")
@@ -963,23 +974,24 @@ def eval_long(
     size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "240x416",
     every: Annotated[int, arg(metavar="N", help="Compare one frame in N with the reference; 0: about 60 in all.")] = 0,
     model: EvalModel = "compact",
+    captions: EvalCaptions = None,
     steps: EvalSteps = None,
     window: EvalWindow = 16,
     seed: Annotated[int, arg(metavar="N", help="Of the stream's noise.")] = 0,
     device: Device = "auto",
 ) -> None:
     """One long stream: drift, seams, speed, memory, and with --loop whether a place looks the same again."""
-    from flowshade.api import load_renderer
     from flowshade.device import choose_device
     from flowshade.evaluation import long
-    from flowshade.evaluation.page import markdown, runtime_table
+    from flowshade.evaluation.page import runtime_table
+    from flowshade.evaluation.tables import markdown
 
     run = long.LongRun(
         kind=kind, look=_known_looks((look,))[0], frames=frames, loop=loop, size=_parse_size(size), every=every,
         window=window, stream_seed=seed,
     )  # fmt: skip
-    renderer = load_renderer(model, device=device, steps=steps)
-    with _progress("streaming") as progress:
+    renderer = _load_told(model, captions, steps, device)
+    with progress_bar("streaming") as progress:
         results = long.evaluate_long(renderer, run, output, device=str(choose_device(device)), progress=progress)
     tables = (long.drift_table(results), long.revisit_table(results), long.seam_table(results))
     for table in (*tables, runtime_table(results["runtime"])):
@@ -987,6 +999,54 @@ def eval_long(
     for note in results["notes"]:
         _warn(note)
     print(f"report: {output / 'report.html'}")
+
+
+@eval_app.command(name="inverse")
+def eval_inverse(
+    output: Annotated[Path, arg(name="output", aliases=["-o"], metavar="DIR", help="The results' folder.")],
+    clips: Annotated[
+        Positional[tuple[Path, ...]],
+        arg(metavar="CLIP", help="Clips with pictures, or folders of clips; by default held-out worlds are traced."),
+    ] = (),
+    worlds: Annotated[int, arg(metavar="N", help="How many held-out worlds.")] = 32,
+    frames: Annotated[int, arg(metavar="N", help="Frames of each, at most.")] = 16,
+    kinds: EvalKinds = ("street", "hills"),
+    looks: EvalLooks = ("sunny", "overcast", "sunset", "night"),
+    size: Annotated[str, arg(metavar="HxW", help="Of worlds: height and width in pixels.")] = "240x416",
+    reference: EvalReference = "direct",
+    model: Annotated[
+        str, arg(metavar="NAME", help="compact, or an inverse's .safetensors file; none of 7B, which is no stream.")
+    ] = "compact",
+    window: Annotated[int, arg(metavar="N", help="Frames pushed at a time.")] = 8,
+    workers: Annotated[int, arg(metavar="N", help="Processes that trace; 0 traces in this one.")] = 0,
+    device: Device = "auto",
+) -> None:
+    """An inverse's buffers against the true ones, beside the same network without memory and a constant."""
+    from flowshade.api import load_inverse
+    from flowshade.checkpoints.inverse import DIFFUSION_INVERSES
+    from flowshade.device import choose_device
+    from flowshade.evaluation import inverse as scores
+    from flowshade.evaluation.worlds import WorldSuite
+    from flowshade.gbuffer.io import find_clips
+    from flowshade.inverse.stream import Inverse
+
+    if model in DIFFUSION_INVERSES:
+        raise FlowshadeError(f"{model} makes chunks and is no stream; expected compact, or a file of Flowshade's.")
+    suite = WorldSuite(
+        worlds=worlds, frames=frames, kinds=kinds, looks=_known_looks(looks), size=_parse_size(size), window=window,
+        reference=reference,
+    )  # fmt: skip
+    given = [scores.read_reference_clip(clip, frames) for path in clips for clip in find_clips(path)]
+    inverse, where = load_inverse(model, device=device), str(choose_device(device))
+    assert isinstance(inverse, Inverse)
+    with progress_bar("evaluating", "clips") as progress:
+        options: dict[str, Any] = {"device": where, "out": output, "progress": progress, "warn": _warn}
+        if given:
+            table = scores.score_clips(inverse, given, window=window, shown=len(given), **options)
+        else:
+            table = scores.evaluate_inverse(inverse, suite, workers=workers, **options)
+    print(scores.markdown_table(table))
+    print(f"scores and sheet: {output}")
 
 
 @eval_app.command(name="compare")
@@ -999,7 +1059,7 @@ def eval_compare(
 ) -> None:
     """Differences of every metric on the clips that both have, with 95 % bootstrap intervals."""
     from flowshade.evaluation.compare import compare_table, load_and_compare
-    from flowshade.evaluation.page import markdown
+    from flowshade.evaluation.tables import markdown
 
     print(markdown(compare_table(load_and_compare(first, second, methods))))
 
@@ -1013,33 +1073,47 @@ def _known_looks(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _evaluate_files(
-    name: str, clips: tuple[Path, ...], output: Path, looks: tuple[str, ...], frames: int | None, size: str | None,
-    pred: Path | None, model: str, steps: int | None, device: str, **options: Any,
-) -> None:  # fmt: skip
+def _recorded(
+    name: str, clips: tuple[Path, ...], looks: tuple[str, ...], frames: int | None, size: str | None
+) -> RecordedClips:
     from flowshade.evaluation.suites import RecordedClips
 
     chosen = None if size is None else _parse_size(size)
-    suite = RecordedClips(name, clips, looks=_known_looks(looks), frames=frames, size=chosen)
-    _evaluate(suite, output, pred, model, steps, device, **options)
+    return RecordedClips(name, clips, looks=_known_looks(looks), frames=frames, size=chosen)
+
+
+def _method(
+    pred: Path | None, model: str, captions: Path | None, steps: int | None, device: str
+) -> StyledRenderer | PredictedVideos:
+    from flowshade.evaluation.suites import PredictedVideos
+
+    return _load_told(model, captions, steps, device) if pred is None else PredictedVideos(pred)
+
+
+def _load_told(model: str, captions: Path | None, steps: int | None, device: str) -> StyledRenderer:
+    """A renderer whose prompts its encoder embeds, or a caption bank knows."""
+    from flowshade.api import load_renderer
+    from flowshade.device import choose_device
+    from flowshade.renderer.prompt import CaptionBank
+
+    bank = None if captions is None else CaptionBank.load(captions).to(choose_device(device))
+    return load_renderer(model, device=device, steps=steps, encoder=bank)
 
 
 def _evaluate(
-    suite: Any, output: Path, pred: Path | None, model: str, steps: int | None, device: str, **options: Any
+    suite: Suite, method: StyledRenderer | PredictedVideos, output: Path, device: str, **options: Any
 ) -> None:
-    from flowshade.api import load_renderer
     from flowshade.device import choose_device
     from flowshade.evaluation import page
     from flowshade.evaluation.run import Evaluation, evaluate
-    from flowshade.evaluation.suites import PredictedVideos
+    from flowshade.evaluation.tables import markdown
 
-    method = load_renderer(model, device=device, steps=steps) if pred is None else PredictedVideos(pred)
-    with _progress("evaluating", "clips in a look") as progress:
+    with progress_bar("evaluating", "clips in a look") as progress:
         results = evaluate(suite, method, output, Evaluation(device=str(choose_device(device)), **options), progress)
     looks = [page.look_table(results, "psnr")] if len(results["looks"]) > 1 else []
     tables = [page.method_table(results), *looks, page.control_table(results), *page.ladder_tables(results)]
     for table in (*tables, page.runtime_table(results["runtime"])):
-        print(page.markdown(table))
+        print(markdown(table))
     for note in results["notes"]:
         _warn(note)
     print(f"report: {output / 'report.html'}")
@@ -1297,54 +1371,7 @@ def _parse_dtype(name: str) -> Any:
     return None if name == "auto" else getattr(torch, name)
 
 
-@contextmanager
-def _progress(task: str, unit: str = "frames") -> Iterator[Callable[[int, int], None]]:
-    """A bar with rate and time left on stderr (a line now and then where that is no terminal).
-
-    Gives a function to call with frames (or other units) done and in all.
-    """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        row = bar.add_task(task, total=None, rate="")
-        lines = _Lines(task, unit)
-
-        def progress(done: int, total: int) -> None:
-            speed = bar.tasks[0].speed
-            bar.update(row, completed=done, total=total, rate="" if speed is None else f"{speed:.1f} {unit}/s")
-            if not console.is_terminal:
-                lines.show(done, total)
-
-        yield progress
-
-
-class _Lines:
-    """Progress as a line every ten seconds."""
-
-    def __init__(self, task: str, unit: str) -> None:
-        self._task, self._unit = task, unit
-        self._began = self._shown = time.monotonic()
-
-    def show(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._shown < 10 or done >= total:
-            return
-        self._shown = now
-        rate = done / (now - self._began)
-        left = (total - done) / rate
-        print(f"{self._task} {done}/{total}, {rate:.1f} {self._unit}/s, {left:.0f} s left", file=sys.stderr, flush=True)
-
-
-add_vlm_commands(eval_app, _progress)
+add_vlm_commands(eval_app)
 app.command(eval_app, name="eval", help=EVAL_HELP)
 
 

@@ -9,6 +9,9 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+LUMINANCE = (0.2126, 0.7152, 0.0722)
+"""Shares of linear Rec.709 red, green and blue in luminance (ITU-R BT.709)."""
+
 
 def linear_to_srgb(linear: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Linear Rec.709 to display sRGB, both [0, 1]; values outside are clamped."""

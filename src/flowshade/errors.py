@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class FlowshadeError(ValueError):
     """Base of the package's own errors; the command line prints them as one sentence and exits with 2."""
@@ -27,3 +29,9 @@ def reason(error: BaseException) -> str:
     """What another library says, on one line and printable: damaged files get their bytes into messages."""
     text = " ".join(str(error).split())
     return "".join(letter if letter.isprintable() else "?" for letter in text) or type(error).__name__
+
+
+def listed(names: Iterable[object], most: int = 5) -> str:
+    """Names as messages give them: the first few, and how many more there are."""
+    shown = [str(name) for name in names]
+    return ", ".join(shown[:most]) + (f" and {len(shown) - most} more" if len(shown) > most else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +99,14 @@ def write_image(path: Path, image: Image) -> None:
     """Writes a PNG of Pillow's, for code that needs no more than that. Raises: WriteError."""
     with replacing(path) as temporary:
         image.save(temporary, format="PNG")
+
+
+def free_space(folder: Path) -> int:
+    """Bytes that the disk of a folder has left; the folder need not be there yet."""
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    return shutil.disk_usage(there).free
 
 
 def plain(value: Any) -> Any:

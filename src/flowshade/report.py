@@ -21,6 +21,7 @@ from flowshade.gbuffer.io.limits import check_fps, check_size, read_json
 from flowshade.gbuffer.io.outputs import check_apart, check_file
 from flowshade.gbuffer.io.pictures import write_png
 from flowshade.gbuffer.view import channel_picture, contact_sheet, resize_pictures, side_by_side
+from flowshade.progress import Progress
 from flowshade.provenance import versions
 from flowshade.timing import StageTimer
 from flowshade.types import CORE_CHANNELS, GBuffer
@@ -71,7 +72,7 @@ class Outcome:
 def render_to_files(
     job: RenderJob,
     renderer: StyledRenderer,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Renders a clip to a video and a JSON record beside it, streaming; every file appears whole or not at all.

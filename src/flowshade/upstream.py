@@ -27,8 +27,9 @@ from flowshade.color import to_bytes
 from flowshade.device import choose_device
 from flowshade.errors import FlowshadeError, PromptError, StyleError
 from flowshade.gbuffer.io import ClipError, ClipReader, VideoWriter, open_clip
-from flowshade.gbuffer.io.coding import Coding
+from flowshade.gbuffer.io.coding import OUR_CODING
 from flowshade.inverse.diffusion import DiffusionConfig
+from flowshade.progress import Progress
 from flowshade.renderer.flash import FlashConfig, FlashRenderer
 from flowshade.renderer.teacher import NEGATIVE_PROMPT, STYLES, ForwardTeacher, TeacherConfig, fit, style_prompt
 from flowshade.renderer.transformer import TextContext, WorldTransformer
@@ -39,8 +40,6 @@ from flowshade.types import Frames, GBuffer
 FLASH, FORWARD = "alaya-flash", "alaya-forward"
 TOP = 255
 """Largest integer of upstream's planes."""
-CODING = Coding(depth_code="inverse:10")
-"""How buffers that come in physical units are coded; upstream's own depth code is not published."""
 FPS = 15
 """Of the teacher's videos."""
 
@@ -173,11 +172,11 @@ def coded_planes(
 
 
 def code(gbuffer: GBuffer) -> dict[str, UInt8[Tensor, "T 3 H W"]]:
-    """Channels in physical units to 8-bit planes by `CODING`, on the device they lie on."""
+    """Channels in physical units to 8-bit planes by `OUR_CODING`, on the device they lie on: upstream's own depth code
+    is not published."""
     channels = {name: value for name, value in gbuffer.channels().items() if name in BUFFERS}
-    return {
-        name: CODING.encode(name, value, TOP).to(torch.uint8).expand(-1, 3, -1, -1) for name, value in channels.items()
-    }
+    codes = {name: OUR_CODING.encode(name, value, TOP) for name, value in channels.items()}
+    return {name: code.to(torch.uint8).expand(-1, 3, -1, -1) for name, code in codes.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +218,7 @@ class AlayaJob:
 
 def run_alaya(
     job: AlayaJob,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> dict[str, Path]:
     """Renders a clip with the forward teacher, all styles of the job in one batch; videos appear whole.

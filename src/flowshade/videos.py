@@ -30,11 +30,11 @@ from flowshade.gbuffer.io.writers import SINKS, Conversion, OutputFormat, SideBy
 from flowshade.inverse.diffusion import DiffusionInverse
 from flowshade.inverse.stream import TOLERANCES, VideoInverse
 from flowshade.inversion import InvertedClip, InvertedWindow, focal_of
+from flowshade.progress import Progress
 from flowshade.provenance import versions
 from flowshade.report import Outcome, check_record
 from flowshade.timing import StageTimer
 
-Progress = Callable[[int, int], None]
 Warn = Callable[[str], None]
 TOP = 65535
 """What means 1 in a 16-bit picture."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from flowshade.checkpoints.catalogue import alaya_inverse, cosmos_inverse
 from flowshade.checkpoints.doctor import check_part, diagnose
 from flowshade.checkpoints.files import open_tensors
-from flowshade.checkpoints.inverse import load_alaya_inverse, load_diffusion_inverse
+from flowshade.checkpoints.inverse import load_diffusion_inverse
 from flowshade.checkpoints.loading import find_parts, load_part
 from flowshade.checkpoints.store import keys_md5
 from flowshade.errors import CheckpointError
@@ -119,7 +119,7 @@ def test_it_loads_in_another_type(released) -> None:
 def test_nothing_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLOWSHADE_MODELS", str(tmp_path))
     with pytest.raises(CheckpointError, match="alaya-inverse lacks its transformer .* models pull alaya-inverse"):
-        load_alaya_inverse(device="cpu")
+        load_diffusion_inverse("alaya-inverse", device="cpu")
 
 
 class _Code:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
 import pytest
 
+from flowshade.dataset import generate as generate_module
 from flowshade.dataset.generate import DatasetPlan, Projection, check_disk, generate, project
 from flowshade.dataset.index import DatasetError, read_index
 from flowshade.gbuffer.io import open_clip
@@ -78,8 +80,11 @@ def test_several_cameras_share_a_world() -> None:
     assert [job.camera for job in jobs] == [0, 1, 0, 1, 0]
 
 
-def test_projection_measures_every_kind_and_leaves_out_what_is_there(dataset: Path) -> None:
-    """Bytes a frame are those of the clips that are written."""
+def test_projection_measures_every_kind_and_leaves_out_what_is_there(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes a frame are those of the clips that are written. Each world is built once: it never changes."""
+    monkeypatch.setattr(generate_module, "make_world", functools.cache(generate_module.make_world))
     projection = project(PLAN, workers=2)
     assert projection.frames == 4 and projection.workers == 2
     index = read_index(dataset)

@@ -9,26 +9,28 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from flowshade.checkpoints.store import save_inverse
+from flowshade.cli import main
 from flowshade.color import linear_to_srgb, srgb_to_linear
-from flowshade.evaluation.inverse import (
-    ConstantBuffers,
+from flowshade.evaluation.buffers import (
     albedo_distances,
     albedo_errors,
     chunk_agreement,
     depth_errors,
-    evaluate_inverse,
     flicker,
-    markdown_table,
     material_errors,
     normal_errors,
-    read_reference_clip,
     score_buffers,
-    score_clips,
-    summarise,
     warping_errors,
 )
+from flowshade.evaluation.inverse import (
+    ConstantBuffers,
+    markdown_table,
+    read_reference_clip,
+    score_clips,
+    summarise,
+)
 from flowshade.evaluation.perceptual import lpips
-from flowshade.evaluation.worlds import WorldSuite
 from flowshade.gbuffer.io import write_clip
 from flowshade.inverse.stream import Inverse
 from flowshade.nn.warp import warp
@@ -192,17 +194,20 @@ def test_means_leave_out_what_does_not_exist():
     assert summarise(rows) == [{"method": "a", "clips": 2, "x": 1.0}]
 
 
-def test_a_whole_evaluation_writes_its_table_and_sheet(tmp_path):
+@pytest.fixture
+def model(tmp_path) -> str:
     torch.manual_seed(0)
-    suite = WorldSuite(worlds=2, size=(32, 48), frames=3, samples=1, looks=("sunny",), window=2)
-    said: list[str] = []
-    inverse = Inverse(debug_inverse()).eval()
-    table = evaluate_inverse(inverse, suite, device="cpu", out=tmp_path / "out", progress=said.append)
-    assert [row["method"] for row in table] == ["constant", "one picture", "stream"]
-    assert json.loads((tmp_path / "out" / "scores.json").read_text())[2]["clips"] == 2
-    assert "stream" in (tmp_path / "out" / "scores.md").read_text()
+    save_inverse(Inverse(debug_inverse()), tmp_path / "inverse.safetensors")
+    return str(tmp_path / "inverse.safetensors")
+
+
+def test_a_whole_evaluation_writes_its_table_and_sheet(model, tmp_path, capsys):
+    options = ["--worlds", "2", "--size", "32x48", "--frames", "3", "--looks", "sunny", "--window", "2"]
+    assert main(["eval", "inverse", "-o", str(tmp_path / "out"), "--model", model, "--device", "cpu", *options]) == 0
+    table = json.loads((tmp_path / "out" / "scores.json").read_text())
+    assert [(row["method"], row["clips"]) for row in table] == [("constant", 2), ("one picture", 2), ("stream", 2)]
+    assert (tmp_path / "out" / "scores.md").read_text() in capsys.readouterr().out
     assert (tmp_path / "out" / "sheet.png").stat().st_size > 1000
-    assert said[-1].startswith("scored 2 of 2")
 
 
 def moving(frames: int = 3, size: int = 16, step: int = 2) -> GBuffer:
@@ -287,10 +292,25 @@ def test_a_clip_from_disk_is_scored_as_a_world_is(tmp_path):
     write_clip(tmp_path / "bare", clip(), 24)
     with pytest.raises(ValueError, match="has no pictures"):
         read_reference_clip(tmp_path / "bare")
-    inverse = Inverse(debug_inverse()).eval()
+    done: list[tuple[int, int]] = []
     table = score_clips(
-        inverse, [read_reference_clip(tmp_path / "clip")], window=2, device="cpu", out=tmp_path / "out", shown=1
+        Inverse(debug_inverse()).eval(),
+        [read_reference_clip(tmp_path / "clip")],
+        window=2,
+        device="cpu",
+        out=tmp_path / "out",
+        shown=1,
+        progress=lambda *counts: done.append(counts),
     )
-    assert [row["method"] for row in table] == ["constant", "one picture", "stream"]
+    assert [row["method"] for row in table] == ["constant", "one picture", "stream"] and done == [(1, 1)]
     assert "warp_ratio" not in table[2]  # it has no motion
     assert markdown_table(table).splitlines()[-1].split("|")[-4] == " - "
+
+
+def test_clips_from_disk_on_the_command_line(model, tmp_path, capsys):
+    write_clip(tmp_path / "clips" / "one", clip(), 24, rgb=torch.rand(2, 3, 8, 8))
+    command = ["eval", "inverse", str(tmp_path / "clips"), "-o", str(tmp_path / "out"), "--device", "cpu", "--model"]
+    assert main([*command, model]) == 0
+    assert json.loads((tmp_path / "out" / "scores.json").read_text())[2]["clips"] == 1
+    assert main([*command, "cosmos-inverse"]) == 2
+    assert "cosmos-inverse makes chunks and is no stream" in capsys.readouterr().err

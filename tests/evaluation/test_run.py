@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from flowshade import api, world
 from flowshade.api import StyledRenderer, load_renderer
 from flowshade.cli import main
 from flowshade.errors import FlowshadeError
@@ -19,9 +22,11 @@ from flowshade.evaluation.compare import bootstrap_interval, compare, load_and_c
 from flowshade.evaluation.long import LongRun, evaluate_long, traced_frames
 from flowshade.evaluation.results import load_results
 from flowshade.evaluation.run import Evaluation, evaluate
-from flowshade.evaluation.suites import Case, HeldOutWorlds, PredictedVideos, RecordedClips, find_clips
+from flowshade.evaluation.suites import Case, HeldOutWorlds, PredictedVideos, RecordedClips
 from flowshade.evaluation.worlds import WorldSuite
 from flowshade.gbuffer.io import VideoWriter
+from flowshade.gbuffer.look import LOOKS
+from flowshade.renderer.prompt import WIDTH, CaptionBank
 
 TINY = WorldSuite(worlds=2, size=(32, 48), frames=8, samples=1, looks=("sunny", "night"))
 OPTIONS = Evaluation(window=4, lpips_every=4)
@@ -33,9 +38,11 @@ def renderer(debug_model: Path) -> StyledRenderer:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_worlds_to_learn_looks_from() -> Iterator[None]:
+def few_worlds_each_built_once() -> Iterator[None]:
+    """Looks are learned from two worlds; a world never changes, so that one of a seed serves all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suites, "LOOK_WORLDS", 2)
+        patch.setattr(world, "make_world", functools.cache(world.make_world))
         yield
 
 
@@ -116,7 +123,8 @@ def test_somebodys_videos_are_scored_and_a_missing_one_is_named(tmp_path: Path) 
     darker = (case.reference * 255 * 0.5).round().to(torch.uint8).movedim(1, -1)
     with VideoWriter(videos / f"{case.clip}.sunny.mp4", fps=24, size=(32, 48), lossless=True) as video:
         video.append(darker)
-    results = evaluate(suite, PredictedVideos(videos), tmp_path / "out", OPTIONS)
+    options = dataclasses.replace(OPTIONS, controls=False, reestimate=False)
+    results = evaluate(suite, PredictedVideos(videos), tmp_path / "out", options)
     expected = -10 * torch.log10((darker.movedim(-1, 1) / 255 - case.reference).square().flatten(1).mean(1)).mean()
     assert results["methods"]["theirs"]["psnr"] == pytest.approx(float(expected), rel=1e-3)
     assert results["runtime"] is None
@@ -135,9 +143,12 @@ def test_clips_without_pictures(small_clip: Path, renderer: StyledRenderer, tmp_
     with pytest.raises(FlowshadeError, match="holds no reference pictures"):
         RecordedClips("cycles", [small_clip], looks=("sunny",))
     with pytest.raises(FlowshadeError, match="no clip was found"):
-        find_clips([tmp_path])
-    assert find_clips([small_clip.parent]) == [small_clip]
-    results = evaluate(RecordedClips("files", [small_clip], looks=("sunny",), frames=8), renderer, tmp_path, OPTIONS)
+        RecordedClips("files", [tmp_path], looks=("sunny",))
+    with pytest.raises(FlowshadeError, match="no clips were given"):
+        RecordedClips("files", [], looks=("sunny",))
+    results = evaluate(
+        RecordedClips("files", [small_clip.parent], looks=("sunny",), frames=8), renderer, tmp_path, OPTIONS
+    )
     model = results["methods"]["debug, 2 steps"]
     assert model["psnr"] is None and model["edge_precision"] is not None and model["window_ratio"] is not None
 
@@ -185,11 +196,26 @@ def test_a_long_stream_is_measured(renderer: StyledRenderer, tmp_path: Path) -> 
     assert json.loads((tmp_path / "results.json").read_text())["frames"] == 32
 
 
-def test_the_command_line(debug_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def bank(tmp_path: Path) -> Path:
+    """Knows one look, and the empty caption with which renderers begin."""
+    texts = ("", LOOKS["sunny"].caption())
+    tokens = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(0)).half()
+    CaptionBank(texts=texts, tokens=tokens, offsets=torch.tensor([0, 2, 8])).save(tmp_path / "captions.safetensors")
+    return tmp_path
+
+
+def test_the_command_line_without_the_prompt_encoder(
+    debug_model: Path, bank: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "PromptEncoder", None)
     out = tmp_path / "out"
-    options = ["--worlds", "2", "--frames", "4", "--size", "32x48", "--looks", "sunny", "--no-controls"]
+    options = ["--worlds", "2", "--frames", "4", "--size", "32x48", "--looks", "sunny", "--captions", str(bank)]
     command = ["eval", "worlds", "-o", str(out), "--model", str(debug_model), "--device", "cpu", "--window", "4"]
-    assert main([*command, *options]) == 0
+    assert main([*command, *options]) == 2
+    error = capsys.readouterr().err
+    assert "the caption bank holds 2 captions and not" in error and "--no-controls" in error
+    assert main([*command, *options, "--no-controls"]) == 0
     said = capsys.readouterr().out
     assert "| debug, 2 steps |" in said and "report.html" in said
     assert main(["eval", "compare", str(out), str(out)]) == 0

@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,14 @@ import torch
 
 from flowshade.cli import main
 from flowshade.errors import FlowshadeError
+from flowshade.evaluation.suites import LADDERS
 from flowshade.presets import compact_training, debug_training
+from flowshade.renderer.prompt import WIDTH, PromptEncoder
+from flowshade.renderer.transformer import TextContext
 from flowshade.training import run
-from flowshade.training.captions import LookBank
+from flowshade.training.captions import LookBank, load_banks
 from flowshade.training.processes import Processes
+from tests.evaluation.test_perceptual import counting_trunk
 
 
 class RecordedTrainer:
@@ -33,7 +38,7 @@ def made(monkeypatch) -> list[tuple]:
     monkeypatch.setattr(RecordedTrainer, "made", [])
     monkeypatch.setattr(run, "Trainer", RecordedTrainer)
     monkeypatch.setattr(run, "load_banks", lambda folder: ("looks of", folder))
-    monkeypatch.setattr(run, "load_start", lambda path: {})
+    monkeypatch.setattr(run, "check_start", lambda path: None)
     return RecordedTrainer.made
 
 
@@ -78,6 +83,29 @@ def test_captions_alone(monkeypatch, capsys) -> None:
     assert main(["train", "captions", "-o", "bank", "--seed", "2"]) == 0
     assert written == [(Path("bank"), 2)]
     assert capsys.readouterr().err == ""
+
+
+class Lengths(PromptEncoder):
+    """Without weights: a token a word."""
+
+    def __init__(self) -> None:
+        pass
+
+    def encode(self, texts: Sequence[str]) -> TextContext:
+        words = 2 + len(texts[0].split())
+        return TextContext(tokens=torch.ones(1, words, WIDTH), mask=torch.ones(1, words, dtype=torch.bool))
+
+
+def test_captions_hold_what_an_evaluation_tells_too(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("flowshade.renderer.prompt.PromptEncoder", Lengths)
+    monkeypatch.setattr(run, "world_descriptions", lambda kinds: {kind: [f"a {kind}"] for kind in kinds})
+    monkeypatch.setattr(run.Trunk, "load", lambda name: counting_trunk())
+    run.write_captions(tmp_path)
+    looks, captions = load_banks(tmp_path)
+    told = [caption for ladder in LADDERS for caption in ladder.captions]
+    assert all(caption in captions.texts for caption in told)
+    for rows in looks.captions:
+        assert max(rows) < len(captions) - len(told)  # training draws none of them
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from flowshade.checkpoints.store import (
 )
 from flowshade.device import choose_device, free_memory
 from flowshade.errors import CheckpointError, FlowshadeError
+from flowshade.files import free_space
 
 OLDEST_TORCH = (2, 11)
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model")
@@ -83,9 +83,8 @@ def _machine(folder: Path | None) -> Iterator[Finding]:
     if available is not None:
         yield Finding("good", "memory", f"{available / 2**30:.1f} GiB available")
     place = folder or models_folder()
-    existing = next(parent for parent in (place, *place.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(existing).free / 2**30
-    yield Finding("good" if free > 20 else "note", "disk", f"{free:.0f} GiB free in {existing}")
+    free = free_space(place) / 2**30
+    yield Finding("good" if free > 20 else "note", "disk", f"{free:.0f} GiB free for {place}")
 
 
 def _gpu() -> Finding:

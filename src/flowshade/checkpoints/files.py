@@ -11,7 +11,7 @@ import pickle
 import warnings
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from flowshade.errors import CheckpointError
+from flowshade.errors import CheckpointError, listed, reason
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".jit")
 INDEX = ".index.json"
@@ -94,7 +94,7 @@ class _Safetensors(TensorFile):
             self._file = safe_open(path, framework="pt")
             slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
         except SafetensorError as error:
-            raise CheckpointError(_unreadable(path, "safetensors", error)) from error
+            raise CheckpointError(unreadable(path, "safetensors", error)) from error
         self.info = {
             name: TensorInfo(tuple(part.get_shape()), DTYPES[part.get_dtype()]) for name, part in slices.items()
         }
@@ -155,14 +155,14 @@ def _load_pickle(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         if "weights_only" not in str(error).lower() and "unsupported" not in str(error).lower():
-            raise CheckpointError(_unreadable(path, "PyTorch", error)) from error
+            raise CheckpointError(unreadable(path, "PyTorch", error)) from error
         reason = str(error).split("WeightsUnpickler error:")[-1].strip().splitlines()[0]
         raise CheckpointError(
             f"{path} holds more than tensors ({reason}) and was refused: such a file can run code when it is opened. "
             "Get a .safetensors file, or one that was saved from a plain state dict."
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise CheckpointError(_unreadable(path, "PyTorch", error)) from error
+        raise CheckpointError(unreadable(path, "PyTorch", error)) from error
 
 
 def _is_torchscript(path: Path) -> bool:
@@ -180,7 +180,7 @@ def _load_torchscript(path: Path) -> dict[str, Tensor]:
             warnings.simplefilter("ignore", DeprecationWarning)  # the format is old, and so are the released files
             module = torch.jit.load(str(path), map_location="cpu")
     except RuntimeError as error:
-        raise CheckpointError(_unreadable(path, "TorchScript", error)) from error
+        raise CheckpointError(unreadable(path, "TorchScript", error)) from error
     return dict(module.state_dict())
 
 
@@ -194,7 +194,7 @@ def _unwrap(loaded: Any, path: Path) -> dict[str, Tensor]:
             break
         loaded = inner
     if not isinstance(loaded, dict) or not any(isinstance(value, Tensor) for value in loaded.values()):
-        found = f"a dict of {_listed(loaded)}" if isinstance(loaded, dict) else f"a {type(loaded).__name__}"
+        found = f"a dict of {listed(loaded)}" if isinstance(loaded, dict) else f"a {type(loaded).__name__}"
         raise CheckpointError(f"{path} holds {found}; expected a state dict, or one under {', '.join(NESTED)}.")
     return {str(name): value for name, value in loaded.items() if isinstance(value, Tensor)}
 
@@ -206,20 +206,15 @@ def _in_folder(folder: Path) -> Path:
             return found[0]
         if found:
             raise CheckpointError(
-                f"{folder} holds {len(found)} files of weights ({_listed(path.name for path in found)}); expected one, "
+                f"{folder} holds {len(found)} files of weights ({listed(path.name for path in found)}); expected one, "
                 f"or one {INDEX}. Name the file."
             )
     raise CheckpointError(f"{folder} holds no weights; expected a .safetensors file or its {INDEX}. Check the path.")
 
 
-def _unreadable(path: Path, kind: str, error: Exception) -> str:
-    reason = " ".join(str(error).split())[:160]
+def unreadable(path: Path, kind: str, error: Exception) -> str:
+    """The sentence for a file of weights that its library cannot read."""
     return (
-        f"{path} ({path.stat().st_size} bytes) is not a readable {kind} file ({reason}). It may be cut short or of "
-        "another format: copy or download it again."
+        f"{path} ({path.stat().st_size} bytes) is not a readable {kind} file ({reason(error)[:160]}). "
+        "It may be cut short or of another format: copy or download it again."
     )
-
-
-def _listed(names: Iterable[Any], most: int = 5) -> str:
-    names = [str(name) for name in names]
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,34 +14,10 @@ from flowshade.device import choose_device, free_memory
 from flowshade.errors import FlowshadeError, MissingDependencyError
 from flowshade.inverse.cosmos import CosmosDecoder, CosmosEncoder, CosmosNetwork, LatentStatistics
 from flowshade.inverse.diffusion import DiffusionConfig, DiffusionInverse
+from flowshade.progress import Progress
 
-ALAYA_INVERSE, COSMOS_INVERSE = "alaya-inverse", "cosmos-inverse"
-DIFFUSION_INVERSES = (ALAYA_INVERSE, COSMOS_INVERSE)
+DIFFUSION_INVERSES = ("alaya-inverse", "cosmos-inverse")
 """Names of inverses that `load_diffusion_inverse` loads."""
-
-
-def load_alaya_inverse(
-    path: Path | str | None = None,
-    *,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    config: DiffusionConfig | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> DiffusionInverse:
-    """AlayaRenderer's inverse; arguments and errors are those of `load_diffusion_inverse`."""
-    return load_diffusion_inverse(ALAYA_INVERSE, path, device=device, dtype=dtype, config=config, progress=progress)
-
-
-def load_cosmos_inverse(
-    path: Path | str | None = None,
-    *,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    config: DiffusionConfig | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> DiffusionInverse:
-    """Cosmos DiffusionRenderer's inverse; arguments and errors are those of `load_diffusion_inverse`."""
-    return load_diffusion_inverse(COSMOS_INVERSE, path, device=device, dtype=dtype, config=config, progress=progress)
 
 
 def load_diffusion_inverse(
@@ -52,7 +27,7 @@ def load_diffusion_inverse(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     config: DiffusionConfig | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> DiffusionInverse:
     """Loads a 7B inverse, strictly.
 

@@ -16,7 +16,7 @@ from flowshade.checkpoints.catalogue import FINGERPRINTS, FLOAT_TYPES, Model, Pa
 from flowshade.checkpoints.files import TensorFile, TensorInfo, open_tensors
 from flowshade.checkpoints.keymaps import KeyMap, clean_name
 from flowshade.checkpoints.store import keys_md5
-from flowshade.errors import CheckpointError
+from flowshade.errors import CheckpointError, listed
 
 
 @dataclass
@@ -104,7 +104,7 @@ def examine(part: Part, path: Path) -> Examined:
     result.names = {ours: cleaned[theirs] for ours, theirs in naming.mapping(cleaned).items()}
     if unknown:
         result.problems.append(
-            f"{path} holds {len(unknown)} tensors that {part.about} does not have ({_listed(unknown)}). It is another "
+            f"{path} holds {len(unknown)} tensors that {part.about} does not have ({listed(unknown)}). It is another "
             "version: use a newer Flowshade, or report these names."
         )
     elif dropped := {name for name in cleaned if naming.rename(name)[1] is None}:
@@ -166,7 +166,7 @@ def examine_overlay(part: Part, path: Path, base: Examined) -> Examined:
     ]
     if extra or wrong:
         raise CheckpointError(
-            f"{path} does not fit {base.path}: {_listed([*wrong, *(f'{name} is not there' for name in extra)])}. "
+            f"{path} does not fit {base.path}: {listed([*wrong, *(f'{name} is not there' for name in extra)])}. "
             "The two files are of different versions: get both from one place."
         )
     return result
@@ -201,7 +201,7 @@ def recognise(names: Mapping[str, str], examined: Examined) -> str | None:
 
 def _what(names: Mapping[str, str], examined: Examined) -> str:
     known = recognise(names, examined)
-    return known or f"something unknown ({len(names)} tensors: {_listed(list(names))})"
+    return known or f"something unknown ({len(names)} tensors: {listed(list(names))})"
 
 
 def _naming(maps: tuple[KeyMap, ...], names: Mapping[str, str]) -> KeyMap:
@@ -251,7 +251,7 @@ def _check_shapes(result: Examined, build: Callable[[Mapping[str, TensorInfo]], 
         parts = [f"{name} is {shape} instead of {own[name]}" for name, shape in wrong.items()]
         parts += [f"{name} is missing" for name in missing] + [f"{name} is unknown" for name in extra]
         result.problems.append(
-            f"{result.path} does not fit {result.part.about}: {_listed(parts)}. Use the released file, or a newer "
+            f"{result.path} does not fit {result.part.about}: {listed(parts)}. Use the released file, or a newer "
             "Flowshade."
         )
 
@@ -276,7 +276,3 @@ def _assign(network: nn.Module, name: str, value: Tensor) -> None:
         module._parameters[leaf] = nn.Parameter(value, requires_grad=False)
     else:
         module._buffers[leaf] = value
-
-
-def _listed(names: list[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

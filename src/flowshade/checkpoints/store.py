@@ -7,7 +7,8 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from flowshade.errors import CheckpointError
+from flowshade.checkpoints.files import unreadable
+from flowshade.errors import CheckpointError, listed
 from flowshade.files import write_tensors
 from flowshade.inverse.network import InverseConfig
 from flowshade.inverse.stream import Inverse
@@ -139,23 +141,29 @@ def load_state(path: Path | str) -> tuple[dict[str, Tensor], dict[str, str]]:
     Raises:
         CheckpointError: no such file, or it is not safetensors.
     """
-    path = Path(path)
+    with _reading(Path(path)) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+
+
+def read_metadata(path: Path | str) -> dict[str, str]:
+    """What a file says about itself: format, configuration as JSON, fingerprint, and what its writer added.
+
+    Reads the header alone; raises as `load_state` does.
+    """
+    with _reading(Path(path)) as file:
+        return dict(file.metadata() or {})
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[Any]:
     if not path.is_file():
         found = "a folder" if path.is_dir() else "nothing"
         raise CheckpointError(f"no weights at {path}: found {found}, expected a .safetensors file. Check the path.")
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+            yield file
     except SafetensorError as error:
-        raise CheckpointError(
-            f"{path} ({path.stat().st_size} bytes) is not a readable safetensors file ({error}). "
-            "It may be cut short or of another format: copy or download it again."
-        ) from error
-
-
-def read_metadata(path: Path | str) -> dict[str, str]:
-    """What a file says about itself: format, configuration as JSON, fingerprint, and what its writer added."""
-    return load_state(path)[1]
+        raise CheckpointError(unreadable(path, "safetensors", error)) from error
 
 
 def load_strictly(module: nn.Module, state: Mapping[str, Tensor], *, what: str) -> None:
@@ -173,7 +181,7 @@ def load_strictly(module: nn.Module, state: Mapping[str, Tensor], *, what: str) 
         if state[name].shape != own[name].shape
     ]
     problems = [
-        f"{title} {len(names)}: {_listed(names)}"
+        f"{title} {len(names)}: {listed(names, 6)}"
         for title, names in (("missing", missing), ("unknown", unknown), ("other shapes", shapes))
         if names
     ]
@@ -239,8 +247,3 @@ def _config(kind: type[T], metadata: Mapping[str, str], path: Path | str) -> T:
             f"the configuration in {path} cannot be used ({error}). The file was written by another version of "
             "Flowshade: use the version that wrote it, or a newer file."
         ) from error
-
-
-def _listed(names: list[str], most: int = 6) -> str:
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -18,17 +18,19 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
 
 from flowshade.dataset.index import INDEX, DatasetError, read_index, split_of, write_index
+from flowshade.files import free_space
 from flowshade.gbuffer.environment import is_hdri_name, look_named
 from flowshade.gbuffer.look import LOOKS, Look, sample_look
 from flowshade.gbuffer.particles import particles_of
 from flowshade.gbuffer.record import record_clip
+from flowshade.progress import Progress
 from flowshade.world import make_world
 
 _UNDER_A_ROOF = ("rooms",)
@@ -230,10 +232,7 @@ def _probe(job: ClipJob, folder: Path, device: str, frames: int) -> tuple[float,
 
 def check_disk(projection: Projection, folder: Path) -> None:
     """Raises: DatasetError where a projected dataset does not fit on the disk of its folder."""
-    there = folder.absolute()
-    while not there.exists():
-        there = there.parent
-    free = shutil.disk_usage(there).free
+    free = free_space(folder)
     if projection.bytes > free:
         raise DatasetError(
             f"{folder} would take {_size(projection.bytes)} and its disk has {_size(free)} left; expected room for all "
@@ -248,7 +247,7 @@ def generate(
     workers: int = 0,
     device: str = "cpu",
     projection: Projection | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Records a plan's clips that `folder` lacks and writes its index.
 

@@ -17,15 +17,8 @@ from flowshade.renderer.transformer import TextContext
 
 def canonical_contexts(bank: Path | None, device: str, looks: Sequence[str]) -> dict[str, TextContext]:
     """The canonical caption of each look asked for, embedded: from a caption bank, or by the prompt encoder."""
-    captions = {name: LOOKS[name].caption() for name in looks}
-    if bank is None:
-        encoder = PromptEncoder(device)
-        return {name: encoder.encode([text]) for name, text in captions.items()}
-    stored = CaptionBank.load(bank).to(device)
-    missing = [text for text in captions.values() if text not in stored.texts]
-    if missing:
-        raise ValueError(f"{bank} does not hold the caption {missing[0]!r}; build the bank again.")
-    return {name: stored.context([stored.texts.index(text)]) for name, text in captions.items()}
+    encoder = PromptEncoder(device) if bank is None else CaptionBank.load(bank).to(device)
+    return {name: encoder.encode([LOOKS[name].caption()]) for name in looks}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -7,12 +7,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from flowshade.color import linear_to_srgb
+from flowshade.color import LUMINANCE, linear_to_srgb
 from flowshade.inverse.stream import Inverse
 from flowshade.types import Frames, GBuffer
 
-LUMA = (0.2126, 0.7152, 0.0722)
-"""Rec. 709 weights of red, green and blue."""
 STEPS = {"albedo": 0.10, "normal": 0.35, "depth": 0.08}
 """Smallest step that counts as an edge: of sRGB albedo, of normals (length of the difference), share of depth."""
 RUN = 4
@@ -22,8 +20,8 @@ REACH = 2
 
 
 def luma(rgb: Float[Tensor, "T 3 H W"]) -> Float[Tensor, "T 1 H W"]:
-    """Rec. 709 luma of display sRGB."""
-    return (rgb * rgb.new_tensor(LUMA)[:, None, None]).sum(1, keepdim=True)
+    """Rec. 709 luma of display sRGB, or luminance of linear light."""
+    return (rgb * rgb.new_tensor(LUMINANCE)[:, None, None]).sum(1, keepdim=True)
 
 
 def gradient(x: Float[Tensor, "T C H W"]) -> Float[Tensor, "T 1 H W"]:

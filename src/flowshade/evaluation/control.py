@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from flowshade.color import srgb_to_linear
-from flowshade.evaluation.content import LUMA, dilate, gradient
+from flowshade.evaluation.content import dilate, gradient, luma
 from flowshade.types import GBuffer
 
 GRID = 4
@@ -130,9 +130,7 @@ def fog_extinction(picture: Float[Tensor, "T 3 H W"], clip: GBuffer) -> float:
     """
     if clip.albedo is None or clip.depth is None:
         raise ValueError("fog_extinction got a clip without albedo or depth; it needs both.")
-    weights = picture.new_tensor(LUMA)[:, None, None]
-    shown = gradient((srgb_to_linear(picture) * weights).sum(1, keepdim=True))
-    given = gradient((clip.albedo * weights).sum(1, keepdim=True))
+    shown, given = gradient(luma(srgb_to_linear(picture))), gradient(luma(clip.albedo))
     silhouette = dilate(gradient(clip.depth.clamp(1e-3, 1e4).log()) > 0.05)
     usable = (given > 0.02) & ~silhouette & torch.isfinite(clip.depth)
     if int(usable.sum()) < 200:
@@ -147,8 +145,7 @@ def fog_extinction(picture: Float[Tensor, "T 3 H W"], clip: GBuffer) -> float:
 
 def mean_radiance(picture: Float[Tensor, "T 3 H W"]) -> float:
     """Mean luminance of pictures in linear light, [0, 1]."""
-    weights = picture.new_tensor(LUMA)[:, None, None]
-    return float((srgb_to_linear(picture) * weights).sum(1).mean())
+    return float(luma(srgb_to_linear(picture)).mean())
 
 
 def is_monotone(values: Sequence[float]) -> bool:

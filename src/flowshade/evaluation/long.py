@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -19,16 +19,18 @@ from flowshade.evaluation.baselines import AlbedoAffine
 from flowshade.evaluation.drift import Sample, drift, picture_statistics, revisit_pairs
 from flowshade.evaluation.methods import Stopwatch
 from flowshade.evaluation.metrics import psnr, ssim
-from flowshade.evaluation.page import html_table, number, runtime_table, write_html
+from flowshade.evaluation.page import runtime_table, write_html
 from flowshade.evaluation.perceptual import Trunk, lpips, trunks
 from flowshade.evaluation.plots import line_plot
 from flowshade.evaluation.results import REPORT, RESULTS, ResultFolder
 from flowshade.evaluation.scoring import AFFINE, NO_RAYS, REFERENCE
+from flowshade.evaluation.tables import Table, html_table, number
 from flowshade.evaluation.temporal import border_ratio, visible_before, warping_errors
 from flowshade.evaluation.worlds import HELD_OUT_SEED
 from flowshade.files import plain, write_json
 from flowshade.gbuffer.look import LOOKS, Look
 from flowshade.gbuffer.shade import shade_without_rays
+from flowshade.progress import Progress
 from flowshade.provenance import versions
 from flowshade.types import CHANNELS, GBuffer, stream_frame
 
@@ -107,7 +109,7 @@ class LongStream:
         """Warping errors of frames 1 on, in 8-bit steps."""
         self._before: tuple[GBuffer, Tensor] | None = None
 
-    def render(self, device: str, progress: Callable[[int, int], None]) -> None:
+    def render(self, device: str, progress: Progress) -> None:
         """Runs the world and the renderer to the end."""
         look = LOOKS[self.run.look]
         self._renderer.reset(self.run.stream_seed)
@@ -161,7 +163,7 @@ def evaluate_long(
     out: Path,
     *,
     device: str = "cpu",
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> dict[str, Any]:
     """Streams, measures and writes `results.json` and `report.html`; returns what the first holds.
 
@@ -250,7 +252,7 @@ def _revisits(stream: LongStream, trunk: Trunk | None) -> dict[str, Any]:
 DRIFTS = ("red", "green", "blue", "contrast", "sharpness", "lpips")
 
 
-def drift_table(results: dict[str, Any]) -> list[list[str]]:
+def drift_table(results: dict[str, Any]) -> Table:
     """Methods down, drift of every statistic across, in per cent."""
     names = [name for name in DRIFTS if any(f"drift_{name}" in row for row in results["methods"].values())]
     rows = [
@@ -260,7 +262,7 @@ def drift_table(results: dict[str, Any]) -> list[list[str]]:
     return [["drift, %", *names], *rows]
 
 
-def revisit_table(results: dict[str, Any]) -> list[list[str]]:
+def revisit_table(results: dict[str, Any]) -> Table:
     """Methods down; how alike two pictures of one place are. Empty for a run without a loop."""
     found = {name: value for name, value in (results["revisit"] or {}).items() if name != "pairs"}
     if not found:
@@ -270,7 +272,7 @@ def revisit_table(results: dict[str, Any]) -> list[list[str]]:
     return [["same place again", *names], *rows]
 
 
-def seam_table(results: dict[str, Any]) -> list[list[str]]:
+def seam_table(results: dict[str, Any]) -> Table:
     """The renderer's warping error and the ratio of its borders of windows to their insides."""
     rows = [
         [method, number(row["warping_error"], 2), number(row["window_ratio"], 3)]

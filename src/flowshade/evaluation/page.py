@@ -10,6 +10,7 @@ from typing import Any
 
 from flowshade.evaluation.plots import line_plot, matrix_plot
 from flowshade.evaluation.scoring import METRICS
+from flowshade.evaluation.tables import Table, html_table, number
 from flowshade.files import write_text
 
 STYLE = """
@@ -18,13 +19,6 @@ table{border-collapse:collapse;margin:8px 0 20px}td,th{padding:3px 10px;border-b
 td:first-child,th:first-child{text-align:left}img,video{max-width:100%}.plots{display:flex;flex-wrap:wrap;gap:16px}
 .note{background:#fff4d6;padding:6px 10px}code{background:#f3f3f3}
 """
-Cell = str
-Table = list[list[Cell]]
-
-
-def number(value: float | None, digits: int) -> str:
-    """A number as tables show it; "-" where there is none."""
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def method_table(results: dict[str, Any]) -> Table:
@@ -72,23 +66,6 @@ def ladder_tables(results: dict[str, Any]) -> list[Table]:
 def runtime_table(runtime: dict[str, Any] | None) -> Table:
     """Frames a second, window times and memory."""
     return [list(runtime), [str(value) for value in runtime.values()]] if runtime else []
-
-
-def markdown(table: Table) -> str:
-    """A table in Markdown; empty for an empty one."""
-    if not table:
-        return ""
-    lines = ["| " + " | ".join(row) + " |" for row in table]
-    return "\n".join([lines[0], "|---" * len(table[0]) + "|", *lines[1:]]) + "\n"
-
-
-def html_table(table: Table) -> str:
-    """A table in HTML; empty for an empty one."""
-    if not table:
-        return ""
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in table[0])
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table[1:])
-    return f"<table><tr>{head}</tr>{body}</table>"
 
 
 def write_page(path: Path, results: dict[str, Any], clips: Path) -> None:

@@ -264,8 +264,10 @@ def frechet_distance(first: Float[Tensor, "N C"], second: Float[Tensor, "M C"]) 
     x, y = first.double().cpu(), second.double().cpu()
     mean = (x.mean(0) - y.mean(0)).square().sum()
     one, two = torch.cov(x.T), torch.cov(y.T)
-    # tr (S1 S2)^(1/2) = sum of the singular values of A B, where S1 = A A^T and S2 = B B^T.
-    a, b = ((z - z.mean(0)) / (z.shape[0] - 1) ** 0.5 for z in (x, y))  # [N, C], [M, C]
+    # tr (S1 S2)^(1/2) = sum of the singular values of A B^T, where S1 = A^T A and S2 = B^T B; the triangles of their QR
+    # decompositions have the same ones, and at most C rows.
+    centred = ((z - z.mean(0)) / (z.shape[0] - 1) ** 0.5 for z in (x, y))  # [N, C], [M, C]
+    a, b = (torch.linalg.qr(z, mode="r").R for z in centred)
     cross = torch.linalg.svdvals(a @ b.T).sum()
     return max(0.0, float(mean + one.trace() + two.trace() - 2 * cross))
 

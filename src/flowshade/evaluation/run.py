@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flowshade.api import StyledRenderer, load_inverse
+from flowshade.errors import PromptError
 from flowshade.evaluation.control import LookPictures, accuracy, frames_until, is_monotone, recognise
 from flowshade.evaluation.methods import Stopwatch, albedo_affine, closest_look, no_rays, render_stream
 from flowshade.evaluation.page import write_page
@@ -24,9 +25,9 @@ from flowshade.evaluation.suites import LADDERS, Case, PredictedVideos, Suite
 from flowshade.files import plain, write_json
 from flowshade.gbuffer.look import LOOKS
 from flowshade.inverse.stream import Inverse
+from flowshade.progress import Progress
 from flowshade.provenance import versions
-
-Progress = Callable[[int, int], None]
+from flowshade.renderer.prompt import CaptionBank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +67,10 @@ def evaluate(
         What `results.json` holds.
 
     Raises:
-        FlowshadeError: the folder holds something else, or a video is missing.
+        FlowshadeError: the folder holds something else, a video is missing, or a caption bank lacks what is told.
     """
+    if isinstance(method, StyledRenderer) and isinstance(method.encoder, CaptionBank):
+        _check_captions(method.encoder, suite, options)
     found, note = trunks(options.device)
     notes = [note] if note else []
     inverse = load_inverse(device=options.device) if options.reestimate else None
@@ -87,6 +90,18 @@ def evaluate(
     return plain(results)
 
 
+def _check_captions(bank: CaptionBank, suite: Suite, options: Evaluation) -> None:
+    """Whether a bank holds everything that a renderer will be told."""
+    for look in suite.looks:
+        bank.check(LOOKS[look].caption())
+    try:
+        for ladder in suite.ladders if options.controls else ():
+            for caption in ladder.captions:
+                bank.check(caption)
+    except PromptError as error:
+        raise PromptError(f"{error} Or measure no ladders of wordings: --no-controls.") from error
+
+
 def _settings(
     suite: Suite, method: StyledRenderer | PredictedVideos, options: Evaluation, found: dict[TrunkName, Trunk]
 ) -> dict[str, Any]:
@@ -95,6 +110,8 @@ def _settings(
         if isinstance(method, PredictedVideos)
         else {"model": method.name, "fingerprint": method.fingerprint, "steps": method.steps}
     )
+    if isinstance(method, StyledRenderer) and isinstance(method.encoder, CaptionBank):
+        who["captions"] = "bank"  # half floats: scores differ in their last digits
     shared = {"suite": suite.name, "window": options.window, "seed": options.seed, "lpips": sorted(found)}
     more = {"lpips_every": options.lpips_every, "controls": options.controls}
     return {**shared, **who, **more, **suite.settings()}
@@ -193,18 +210,16 @@ class _Runner:
 
     def _ladders(self, index: int) -> dict[str, Any]:
         """How much of a thing pictures show, a number a wording, for the renderer and the reference."""
+        if not self._suite.ladders:
+            return {}
         found, last = {}, self._options.window - 1
-        for ladder in LADDERS:
-            given = self._suite.ladder_frames(index, ladder, last)
-            if given is None:
-                continue
-            clip, references = given
-            shown = clip[last:]
-            case = Case(clip="", look="", caption="", gbuffer=clip, fps=1.0)
+        clip, references = self._suite.ladder_frames(index, last)
+        shown, case = clip[last:], Case(clip="", look="", caption="", gbuffer=clip, fps=1.0)
+        for ladder in self._suite.ladders:
             outputs = [self._stream(case, {0: caption})[last:] for caption in ladder.captions]
             found[ladder.name] = {
                 "words": list(ladder.words),
-                REFERENCE: [ladder.measure(picture, shown) for picture in references],
+                REFERENCE: [ladder.measure(picture, shown) for picture in references[ladder.name]],
                 self.name: [ladder.measure(picture, shown) for picture in outputs],
             }
         return found

@@ -16,7 +16,7 @@ from flowshade.errors import FlowshadeError
 from flowshade.evaluation.control import LOOKED_AT, LookPictures, fog_extinction, look_features, mean_radiance
 from flowshade.evaluation.metrics import quantise
 from flowshade.evaluation.worlds import HELD_OUT_SEED, WorldSuite, reference_clip
-from flowshade.gbuffer.io import ClipError, ClipReader, VideoReader, open_clip, resize
+from flowshade.gbuffer.io import ClipReader, VideoReader, find_clips, open_clip, resize
 from flowshade.gbuffer.io.pictures import read_png
 from flowshade.gbuffer.io.resize import resize_reference
 from flowshade.gbuffer.io.video import to_planes
@@ -91,6 +91,8 @@ class Suite(Protocol):
 
     name: str
     looks: tuple[str, ...]
+    ladders: tuple[Ladder, ...]
+    """Monotone controls that it can be asked for; none where there is no world to trace."""
 
     @property
     def clips(self) -> list[str]:
@@ -109,9 +111,8 @@ class Suite(Protocol):
         """Reference pictures of further worlds, to train the classifier of looks with; none where there are none."""
         ...
 
-    def ladder_frames(self, index: int, ladder: Ladder, frame: int) -> tuple[GBuffer, list[Tensor]] | None:
-        """A clip's frames up to `frame`, and the reference picture [1, 3, H, W] of that one in each look of a ladder;
-        None where the suite cannot make them."""
+    def ladder_frames(self, index: int, frame: int) -> tuple[GBuffer, dict[str, list[Tensor]]]:
+        """A clip's frames up to `frame`, and by ladder the reference pictures [1, 3, H, W] of that one in its looks."""
         ...
 
 
@@ -119,6 +120,7 @@ class HeldOutWorlds:
     """Worlds from seeds that are never trained on, traced when asked for, in canonical looks."""
 
     name = "worlds"
+    ladders = LADDERS
 
     def __init__(self, suite: WorldSuite, device: str = "cpu") -> None:
         self._suite = suite
@@ -155,7 +157,7 @@ class HeldOutWorlds:
                 features = look_features(quantise(rgb)).cpu()
                 yield LookPictures(world=f"{clip.kind}-{clip.seed}", look=look, method="reference", features=features)
 
-    def ladder_frames(self, index: int, ladder: Ladder, frame: int) -> tuple[GBuffer, list[Tensor]] | None:
+    def ladder_frames(self, index: int, frame: int) -> tuple[GBuffer, dict[str, list[Tensor]]]:
         from flowshade.gbuffer.rollout import rollout
         from flowshade.gbuffer.trace import Tracer
         from flowshade.world import make_world
@@ -167,10 +169,13 @@ class HeldOutWorlds:
             world.model, size=suite.size, device=self._device, samples=suite.samples, reference=suite.reference
         )
         before = [traced.gbuffer for traced in rollout(world, tracer, frames=frame, seed=seed)]
+        looks = [look for ladder in self.ladders for look in ladder.looks]
         (last,) = rollout(
-            world, tracer, frames=frame + 1, looks=ladder.looks, seed=seed, wanted=lambda number: number == frame
+            world, tracer, frames=frame + 1, looks=looks, seed=seed, wanted=lambda number: number == frame
         )
-        return GBuffer.cat([*before, last.gbuffer]), list(last.pictures)
+        pictures = iter(last.pictures)
+        shown = {ladder.name: [next(pictures) for _ in ladder.looks] for ladder in self.ladders}
+        return GBuffer.cat([*before, last.gbuffer]), shown
 
 
 class RecordedClips:
@@ -187,6 +192,8 @@ class RecordedClips:
         FlowshadeError: no clip was found, or one without reference pictures where they are needed.
     """
 
+    ladders: tuple[Ladder, ...] = ()
+
     def __init__(
         self,
         name: str,
@@ -199,7 +206,9 @@ class RecordedClips:
         self.name = name
         self.looks = looks
         self._frames, self._size = frames, size
-        self._paths = _named(find_clips(paths))
+        if not paths:
+            raise FlowshadeError("no clips were given; expected one or more clips, or folders of clips.")
+        self._paths = _named([clip for path in paths for clip in find_clips(path)])
         if name == "cycles":
             self._check_references()
 
@@ -242,35 +251,8 @@ class RecordedClips:
     def look_pictures(self) -> Iterator[LookPictures]:
         return iter(())
 
-    def ladder_frames(self, index: int, ladder: Ladder, frame: int) -> tuple[GBuffer, list[Tensor]] | None:
-        return None
-
-
-def find_clips(paths: Sequence[Path]) -> list[Path]:
-    """The clips among paths: each is a clip, or a folder of clips.
-
-    Raises:
-        FlowshadeError: a path in which no clip was found; says what the reader made of it.
-    """
-    found: list[Path] = []
-    for path in paths:
-        error = _why_no_clip(path)
-        inner = [] if error is None or not path.is_dir() else [p for p in sorted(path.iterdir()) if p.is_dir()]
-        clips = [path] if error is None else [child for child in inner if _why_no_clip(child) is None]
-        if not clips:
-            raise FlowshadeError(f"no clip was found in {path}: {error}")
-        found += clips
-    if not found:
-        raise FlowshadeError("no clips were given; expected one or more clips, or folders of clips.")
-    return found
-
-
-def _why_no_clip(path: Path) -> str | None:
-    try:
-        with open_clip(path):
-            return None
-    except ClipError as error:
-        return str(error)
+    def ladder_frames(self, index: int, frame: int) -> tuple[GBuffer, dict[str, list[Tensor]]]:
+        raise AssertionError("clips on disk have no ladders")
 
 
 def _named(paths: Sequence[Path]) -> dict[str, Path]:

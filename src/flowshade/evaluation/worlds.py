@@ -20,6 +20,7 @@ from flowshade.color import from_bytes, linear_to_srgb, to_bytes
 from flowshade.errors import FlowshadeError
 from flowshade.evaluation.baselines import AlbedoAffine
 from flowshade.evaluation.metrics import psnr, ssim
+from flowshade.evaluation.tables import markdown
 from flowshade.evaluation.temporal import window_step_ratio
 from flowshade.files import write_image, write_json, write_text
 from flowshade.gbuffer.look import LOOKS
@@ -241,13 +242,13 @@ def markdown_table(rows: Sequence[dict]) -> str:
     """Methods down, looks across; PSNR in dB and SSIM, with the mean over the six canonical looks."""
     looks = list(dict.fromkeys(row["look"] for row in rows))
     table = {(row["method"], row["look"]): row for row in rows}
-    lines = ["| method | " + " | ".join(looks) + " | six canonical |", "|---" * (len(looks) + 2) + "|"]
+    lines = [["method", *looks, "six canonical"]]
     for method in dict.fromkeys(row["method"] for row in rows):
         cells = [f"{table[method, look]['psnr']:.1f} / {table[method, look]['ssim']:.3f}" for look in looks]
         main = [table[method, look] for look in CANONICAL if (method, look) in table]
         mean = f"{np.mean([r['psnr'] for r in main]):.2f} / {np.mean([r['ssim'] for r in main]):.3f}" if main else "-"
-        lines.append(f"| {method} | " + " | ".join(cells) + f" | {mean} |")
-    return "\n".join(lines) + "\n"
+        lines.append([method, *cells, mean])
+    return markdown(lines)
 
 
 def write_sheet(path: Path, clips: Sequence[tuple[ReferenceClip, dict[str, Tensor]]], looks: Sequence[str]) -> None:

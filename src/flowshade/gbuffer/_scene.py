@@ -13,14 +13,14 @@ import torch
 import warp as wp
 from numpy.typing import NDArray
 
-from flowshade.color import srgb_to_linear
+from flowshade.color import LUMINANCE, srgb_to_linear
 from flowshade.gbuffer import kernels
 
 Array = NDArray[Any]
 
 _ROLE = mujoco.mjtTextureRole
 _GREY = (0.5, 0.5, 0.5, 1.0)  # MuJoCo's default geom colour: "no colour given" where there is a material
-_LUMINANCE = np.array([0.2126, 0.7152, 0.0722])
+_LUMINANCE = np.array(LUMINANCE)
 CONSTRUCTOR = "sah"  # of the trees over triangles: slower to build than the default on a GPU, faster to search
 _LAMP_RADIUS = 1.0  # emissive geoms up to this size (metres) light their surroundings; larger ones only glow
 

@@ -30,6 +30,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flowshade.color import LUMINANCE
 from flowshade.errors import FlowshadeError
 from flowshade.gbuffer.look import AZIMUTHS, ELEVATIONS, LOOKS, Look, Rgb
 
@@ -45,7 +46,7 @@ FOLDERS_VARIABLE = "FLOWSHADE_HDRIS"
 PACKAGE = Path("node_modules/@pmndrs/assets/hdri")
 PREFIX = "hdri:"
 """Begins the name of a look that is an installed HDRI."""
-_LUMINANCE = np.array([0.2126, 0.7152, 0.0722])
+_LUMINANCE = np.array(LUMINANCE)
 _GREY_CARD = 0.8
 """Exposed radiance of a white, level surface under a picture's whole light."""
 _PEAK = 8.0

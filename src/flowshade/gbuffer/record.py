@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -29,6 +29,7 @@ from flowshade.gbuffer.look import LOOKS, Look
 from flowshade.gbuffer.particles import ParticleKind, particle_layer, particles_of
 from flowshade.gbuffer.rollout import TracedFrame, blurred_rollout, rollout, save_state
 from flowshade.gbuffer.trace import Reference, Tracer
+from flowshade.progress import Progress
 from flowshade.types import GBuffer
 from flowshade.world import CameraPath, World
 
@@ -98,7 +99,7 @@ def record_clip(
     particles: ParticleKind | Literal["auto"] | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Path:
     """Records a clip folder; its manifest says which world, seed and look, and what is to be seen.
 

@@ -8,7 +8,7 @@ shares pictures with the one before, keeps to its latents where they share some,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -31,6 +31,7 @@ from flowshade.inverse.cosmos import (
     LatentStatistics,
 )
 from flowshade.inverse.stream import Inverted, check_focal, check_pictures
+from flowshade.progress import Progress
 from flowshade.types import CORE_CHANNELS, Frames, GBuffer
 
 SHORTEST_NORMAL = 0.3
@@ -174,7 +175,7 @@ class DiffusionInverse:
         config: DiffusionConfig = DiffusionConfig(),
         *,
         device: torch.device | str = "cpu",
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.network, self.encoder, self.decoder, self.statistics = network, encoder, decoder, statistics
         self.config = config

@@ -231,18 +231,38 @@ def decode(text: str, kinds: Kinds = CLIENT_KINDS) -> Message:
     return kind(**checked)
 
 
+def pack(header: Mapping[str, Any], data: bytes) -> bytes:
+    """Length of the header (4 bytes, little endian), the header as JSON, and data."""
+    head = json.dumps(header, separators=(",", ":")).encode()
+    return _HEADER.pack(len(head)) + head + data
+
+
+def unpack(message: bytes) -> tuple[dict[str, Any], memoryview]:
+    """The inverse of `pack`.
+
+    Raises:
+        ProtocolError: there is no header.
+    """
+    try:
+        (length,) = _HEADER.unpack_from(message)
+        header = json.loads(message[_HEADER.size : _HEADER.size + length])
+    except (struct.error, ValueError, RecursionError) as error:
+        raise ProtocolError("got binary data without a header; expected its length, JSON, data.") from error
+    if not isinstance(header, dict):
+        raise ProtocolError(f"got the header {str(header)[:80]}; expected an object.")
+    return header, memoryview(message)[_HEADER.size + length :]
+
+
 def pack_frame(header: FrameHeader, picture: bytes) -> bytes:
     """A frame as one binary message."""
-    head = encode(header).encode()
-    return _HEADER.pack(len(head)) + head + picture
+    return pack({"type": header.type, **dataclasses.asdict(header)}, picture)
 
 
 def unpack_frame(message: bytes) -> tuple[FrameHeader, bytes]:
     """The inverse of `pack_frame`, for clients in Python."""
-    (length,) = _HEADER.unpack_from(message)
-    values = json.loads(message[_HEADER.size : _HEADER.size + length])
+    values, picture = unpack(message)
     values.pop("type")
-    return FrameHeader(**values), message[_HEADER.size + length :]
+    return FrameHeader(**values), bytes(picture)
 
 
 @functools.cache

@@ -7,8 +7,6 @@ is rendered as one batch. `flowshade.play.streams.RemoteStreams` is the Python s
 from __future__ import annotations
 
 import asyncio
-import json
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
@@ -22,14 +20,13 @@ from flowshade.play import protocol
 from flowshade.play.errors import ProtocolError
 from flowshade.play.link import Link, Refused
 from flowshade.play.painting import Canvas, Models
-from flowshade.play.protocol import Problem
+from flowshade.play.protocol import Problem, pack, unpack
 from flowshade.types import CHANNELS, FRAMES_PER_LATENT, Camera, GBuffer
 
 LARGEST_SIDE = 4096
 """Pixels."""
 MOST_FRAMES = 64
 """A window."""
-_HEADER = struct.Struct("<I")
 
 Number = Literal["float16", "float32"]
 
@@ -201,28 +198,6 @@ def _tensor(window: GBuffer, name: str) -> torch.Tensor:
         return window.channels()[name]
     assert window.camera is not None
     return window.camera.intrinsics if name == "intrinsics" else window.camera.pose
-
-
-def pack(header: dict[str, object], data: bytes) -> bytes:
-    """Length of the header (4 bytes, little endian), the header as JSON, and data."""
-    head = json.dumps(header, separators=(",", ":")).encode()
-    return _HEADER.pack(len(head)) + head + data
-
-
-def unpack(message: bytes) -> tuple[dict[str, object], memoryview]:
-    """The inverse of `pack`.
-
-    Raises:
-        ProtocolError: there is no header.
-    """
-    try:
-        (length,) = _HEADER.unpack_from(message)
-        header = json.loads(message[_HEADER.size : _HEADER.size + length])
-    except (struct.error, ValueError, RecursionError) as error:
-        raise ProtocolError("got binary data without a header; expected its length, JSON, data.") from error
-    if not isinstance(header, dict):
-        raise ProtocolError(f"got the header {str(header)[:80]}; expected an object.")
-    return header, memoryview(message)[_HEADER.size + length :]
 
 
 def pack_pictures(number: int, pictures: Sequence[np.ndarray]) -> bytes:

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import cv2
 import numpy as np
@@ -315,10 +315,11 @@ class Session:
             frames.append(TimedFrame(due=first + k * interval, header=header, data=data))
         self._emit(frames)
 
-    def _header(self, kind: str, mime: str, shown: int, look: int, view: str, tick: int) -> FrameHeader:
+    def _header(
+        self, kind: Literal["frame", "screenshot"], mime: str, shown: int, look: int, view: str, tick: int
+    ) -> FrameHeader:
         self._frame += 1
-        kind_ = "screenshot" if kind == "screenshot" else "frame"
-        return FrameHeader(kind=kind_, id=self._frame, tick=tick, input=shown, look=look, view=view, mime=mime)
+        return FrameHeader(kind=kind, id=self._frame, tick=tick, input=shown, look=look, view=view, mime=mime)
 
     def _controls(self) -> list[Controls]:
         """One tick's controls each: what is held, with turns spread over the window and jumps on its first tick."""

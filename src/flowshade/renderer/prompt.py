@@ -41,6 +41,9 @@ _DIGESTS = {
 ENCODER_ID = f"all-MiniLM-L6-v2:{_DIGESTS['model.safetensors'][:16]}"
 """Which encoder made an embedding; a caption bank made by another is refused."""
 
+CAPTIONS_FILE = "captions.safetensors"
+"""The caption bank in a folder of `flowshade train captions`."""
+
 
 class PromptEncoder:
     """Frozen MiniLM: text in, one embedding a token out, always float32.
@@ -175,7 +178,7 @@ class CaptionBank:
         if text not in self.texts:
             raise PromptError(
                 f"the caption bank holds {len(self)} captions and not {text!r}; expected one of its own. Build it "
-                "again with that one, or use the prompt encoder."
+                "again with that one (flowshade train captions), or use the prompt encoder."
             )
 
     def to(self, device: torch.device | str) -> CaptionBank:
@@ -218,13 +221,14 @@ class CaptionBank:
 
     @classmethod
     def load(cls, path: str | Path) -> CaptionBank:
-        """Reads what `save` wrote.
+        """Reads what `save` wrote, by its file or by the folder of `flowshade train captions` that holds it.
 
         Raises:
             PromptError: the file is no caption bank, or was made by another encoder.
         """
-        if not Path(path).is_file():
-            raise PromptError(f"caption bank {path} does not exist; make it with CaptionBank.build(...).save(path).")
+        path = Path(path) / CAPTIONS_FILE if Path(path).is_dir() else Path(path)
+        if not path.is_file():
+            raise PromptError(f"caption bank {path} does not exist; make it with: flowshade train captions -o FOLDER")
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("encoder") != ENCODER_ID or "texts" not in metadata:

@@ -18,6 +18,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from flowshade.codec.wan_vae import Tiling, WanVAE
+from flowshade.progress import Progress
 from flowshade.renderer.schedule import FlowMatching
 from flowshade.renderer.transformer import TextContext, TextMemory, WorldTransformer
 from flowshade.renderer.upstream import BUFFERS
@@ -117,7 +118,7 @@ class ForwardTeacher:
         negative: TextContext | None,
         *,
         held: Float[Tensor, "B C K h w"] | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> Float[Tensor, "B C L h w"]:
         """Noise to latents by Euler steps with guidance.
 
@@ -175,7 +176,7 @@ class ForwardTeacher:
         negative: TextContext | None,
         *,
         seed: int = 0,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> Iterator[UInt8[Tensor, "B T H W 3"]]:
         """Renders a clip of any length, one window in memory at a time.
 
@@ -210,7 +211,7 @@ class ForwardTeacher:
         negative: TextContext | None,
         *,
         seed: int = 0,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> Iterator[tuple[int, int, Float[Tensor, "B C L h w"]]]:
         """First frame, last + 1 and latents of every window of `render`, which says what is given."""
         windows = plan_windows(frames, self.config.window, self.config.overlap)
@@ -314,7 +315,7 @@ def _repeated(text: TextContext, batch: int) -> TextContext:
     return TextContext(tokens=text.tokens.expand(batch, -1, -1), mask=text.mask)
 
 
-def _part(progress: Callable[[int, int], None] | None, index: int, count: int) -> Callable[[int, int], None] | None:
+def _part(progress: Progress | None, index: int, count: int) -> Progress | None:
     if progress is None:
         return None
     return lambda done, total: progress(index * total + done, count * total)

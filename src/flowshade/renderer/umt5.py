@@ -50,10 +50,6 @@ class Umt5Encoder:
         self._tokenizer.no_truncation()
         self._model = model
 
-    def count_tokens(self, text: str) -> int:
-        """Tokens of a prompt, its end mark included."""
-        return len(self._tokenizer.encode(clean(text)).ids)
-
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> TextContext:
         """Embeds prompts, one at a time.

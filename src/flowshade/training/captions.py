@@ -19,7 +19,10 @@ import numpy as np
 from flowshade.errors import FlowshadeError
 from flowshade.files import write_json
 from flowshade.gbuffer.look import LOOKS, Look, sample_look
-from flowshade.renderer.prompt import CaptionBank, PromptEncoder
+from flowshade.renderer.prompt import CAPTIONS_FILE, CaptionBank, PromptEncoder
+
+LOOKS_FILE = "looks.json"
+"""The look bank beside the captions (`CAPTIONS_FILE`)."""
 
 CANONICAL_SHARE = 0.5
 """How often training asks for one of the canonical looks, which people ask for by name."""
@@ -74,7 +77,12 @@ class LookBank:
 
 
 def build_banks(
-    descriptions: Mapping[str, Sequence[str]], encoder: PromptEncoder, *, looks: int = 450, seed: int = 0
+    descriptions: Mapping[str, Sequence[str]],
+    encoder: PromptEncoder,
+    *,
+    looks: int = 450,
+    seed: int = 0,
+    further: Sequence[str] = (),
 ) -> tuple[LookBank, CaptionBank]:
     """Draws looks and writes three captions for each: canonical, free, and one of them after a scene description.
 
@@ -83,6 +91,7 @@ def build_banks(
         encoder: embeds the captions.
         looks: how many looks besides the canonical ones, which come first.
         seed: of looks and wordings.
+        further: captions that go into the bank too; no look draws them.
     """
     rng = random.Random(seed)
     drawn = [*LOOKS.values(), *(sample_look(rng) for _ in range(looks))]
@@ -106,7 +115,7 @@ def build_banks(
         rows.append(tuple(range(len(texts), len(texts) + len(captions))))
         texts.extend(captions)
     bank = LookBank(looks=tuple(drawn), captions=tuple(rows), kinds=tuple(kinds))
-    return bank, CaptionBank.build(texts, encoder)
+    return bank, CaptionBank.build([*texts, *further], encoder)
 
 
 def world_descriptions(kinds: Sequence[str], worlds: int = WORLDS_DESCRIBED) -> dict[str, list[str]]:
@@ -135,15 +144,15 @@ def _sentence(text: str) -> str:
 def save_banks(folder: Path, looks: LookBank, captions: CaptionBank) -> None:
     """Writes both banks to a folder, made if absent."""
     folder.mkdir(parents=True, exist_ok=True)
-    captions.save(folder / "captions.safetensors")
-    looks.save(folder / "looks.json")
+    captions.save(folder / CAPTIONS_FILE)
+    looks.save(folder / LOOKS_FILE)
 
 
 def has_banks(folder: Path) -> bool:
     """Whether a folder holds both banks."""
-    return (folder / "captions.safetensors").is_file() and (folder / "looks.json").is_file()
+    return (folder / CAPTIONS_FILE).is_file() and (folder / LOOKS_FILE).is_file()
 
 
 def load_banks(folder: Path) -> tuple[LookBank, CaptionBank]:
     """Reads what `save_banks` wrote; raises ValueError or PromptError for what is missing or wrong."""
-    return LookBank.load(folder / "looks.json"), CaptionBank.load(folder / "captions.safetensors")
+    return LookBank.load(folder / LOOKS_FILE), CaptionBank.load(folder / CAPTIONS_FILE)

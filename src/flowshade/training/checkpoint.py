@@ -186,8 +186,8 @@ def load_average(path: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: no such file, or another kind of file.
     """
-    _, tensors = _read(path)
-    return {name.removeprefix("average."): value for name, value in tensors.items() if name.startswith("average.")}
+    _, tensors = _read(path, "average.")
+    return {name.removeprefix("average."): value for name, value in tensors.items()}
 
 
 def _of_rank(random: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
@@ -198,7 +198,8 @@ def _of_rank(random: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
     return states
 
 
-def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+def _read(path: Path, prefix: str = "") -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata, and the tensors whose names begin so."""
     if not path.is_file():
         raise CheckpointError(f"no training checkpoint at {path}; give the checkpoint.safetensors of a run.")
     try:
@@ -208,6 +209,7 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
                 raise CheckpointError(
                     f"{path} is no training checkpoint: its metadata has no 'progress'. Give one from a run."
                 )
-            return dict(metadata), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+            return dict(metadata), {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise CheckpointError(f"{path} is not a readable safetensors file ({error}); give one from a run.") from error

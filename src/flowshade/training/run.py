@@ -16,13 +16,11 @@ from flowshade.presets import TRAININGS
 from flowshade.training.captions import build_banks, has_banks, load_banks, save_banks, world_descriptions
 from flowshade.training.processes import Processes, joined
 from flowshade.training.stages import StageConfig
-from flowshade.training.start import load_start
+from flowshade.training.start import check_start
 from flowshade.training.trainer import TrainConfig, Trainer
 
 CAPTIONS = "captions"
 """Stands in a preset's place on the command line: only makes captions and looks."""
-
-
 TRUNK = "trunk.safetensors"
 """VGG16's first layers beside the captions, for training with LPIPS."""
 TRUNK_LAYERS = 4
@@ -30,13 +28,18 @@ TRUNK_LAYERS = 4
 
 
 def write_captions(folder: Path, *, seed: int = 0) -> None:
-    """Draws looks and writes their captions and embeddings into `folder`; needs the prompt encoder's weights."""
+    """Draws looks and writes their captions and embeddings into `folder`; needs the prompt encoder's weights.
+
+    Captions that `flowshade eval` tells a renderer are there too.
+    """
+    from flowshade.evaluation.suites import LADDERS
     from flowshade.renderer.prompt import PromptEncoder
     from flowshade.world import WORLDS
 
     if folder.exists() and not folder.is_dir():
         raise FlowshadeError(f"captions go into the folder {folder}, which is a file; give a folder.")
-    save_banks(folder, *build_banks(world_descriptions(tuple(WORLDS)), PromptEncoder(), seed=seed))
+    told = [caption for ladder in LADDERS for caption in ladder.captions]
+    save_banks(folder, *build_banks(world_descriptions(tuple(WORLDS)), PromptEncoder(), seed=seed, further=told))
     try:
         Trunk.load("vgg").save(folder / TRUNK, layers=TRUNK_LAYERS)
     except MissingDependencyError as error:
@@ -84,7 +87,7 @@ def train(
 def _find_banks(folder: Path, captions: Path | None, start: Path | None, seed: int, first: bool) -> Path:
     """The folder of captions, made by the first process if need be."""
     if start is not None:
-        load_start(start)  # a file of another kind fails here, before captions are made
+        check_start(start)  # before captions are made
     if captions is not None:
         return captions
     captions = folder / "captions"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from flowshade.checkpoints.store import FORMAT, INVERSE_FORMAT, load_state, load_strictly
+from flowshade.checkpoints.store import FORMAT, INVERSE_FORMAT, load_state, load_strictly, read_metadata
 from flowshade.errors import CheckpointError
 from flowshade.training.checkpoint import load_average
 
@@ -16,26 +16,43 @@ PREFIXES = {FORMAT: "renderer.", INVERSE_FORMAT: "inverse."}
 """Format of a file of weights -> where its model stands among those that are trained."""
 
 
+def check_start(path: Path) -> None:
+    """Whether a run can begin from a file of this kind; reads none of its tensors.
+
+    Raises:
+        CheckpointError: no such file, or neither a run's checkpoint nor weights.
+    """
+    _prefix(path)
+
+
 def load_start(path: Path) -> dict[str, Tensor]:
     """The tensors of a run's `checkpoint.safetensors` (its averages), or of a renderer's or an inverse's weights.
 
     Raises:
-        CheckpointError: no such file, or neither of these.
+        CheckpointError: as `check_start` does.
     """
+    prefix = _prefix(path)
+    if prefix is None:
+        return load_average(path)
+    return {f"{prefix}{name}": value.float() for name, value in load_state(path)[0].items()}
+
+
+def _prefix(path: Path) -> str | None:
+    """What stands before the names of a file of weights among what is trained; None for a run's checkpoint."""
     if not path.is_file():
         raise CheckpointError(
             f"nothing to begin from at {path}; expected a run's checkpoint.safetensors or a file of weights. Check it."
         )
-    state, metadata = load_state(path)
+    metadata = read_metadata(path)
     if "progress" in metadata:
-        return load_average(path)
+        return None
     prefix = PREFIXES.get(metadata.get("format", ""))
     if prefix is None:
         raise CheckpointError(
             f"{path} is neither a run's checkpoint nor weights of Flowshade's (metadata {json.dumps(metadata)[:80]}); "
             "give the checkpoint.safetensors of a run, or a file that `flowshade train` or the package brings."
         )
-    return {f"{prefix}{name}": value.float() for name, value in state.items()}
+    return prefix
 
 
 def begin_from(models: nn.Module, state: Mapping[str, Tensor], *, what: str, lacking: str | None = None) -> list[str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import resource
 import shutil
-import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
@@ -332,15 +331,15 @@ def test_videos_below_links_that_lead_nowhere(clip, debug_model, capsys):
     assert "a link that leads nowhere; expected a folder" in said
 
 
-def limited(blocks: int, *args: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command that may write files of so many KiB: what a full disk looks like."""
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (blocks * 1024, blocks * 1024))
-
-    command = [sys.executable, "-m", "flowshade.cli", *args]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(SOURCES.parent)}
-    return subprocess.run(command, preexec_fn=limit, env=environment, capture_output=True, text=True, check=False)
+@contextmanager
+def limited(kib: int) -> Iterator[None]:
+    """Files may have so many KiB meanwhile: what a full disk looks like."""
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (kib * 1024, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
 
 
 @pytest.mark.parametrize(
@@ -353,13 +352,14 @@ def limited(blocks: int, *args: str) -> subprocess.CompletedProcess[str]:
     ],
     ids=lambda command: " ".join(command[::4]),
 )
-def test_a_full_disk_leaves_nothing(clip, make_clip, debug_model, command):
+def test_a_full_disk_leaves_nothing(clip, make_clip, debug_model, command, capsys):
     shutil.rmtree("c")
     write_clip("c", make_clip(4, size=(48, 64), core=True), 24.0)
     model = ["--model", str(debug_model)] if command[0] == "render" else []
-    done = limited(1, *command, *model)
-    assert done.returncode == 2, done.stderr
-    said = done.stderr.splitlines()
+    with limited(1):
+        status = main([*command, *model])
+    said = capsys.readouterr().err.splitlines()
+    assert status == 2, said
     assert len([line for line in said if not line.startswith("warning:")]) == 1
     assert "cannot be written" in said[-1] and ".tmp" not in said[-1] and re.search(r" o(\.\w+)*", said[-1])
     assert [path.name for path in Path().iterdir()] == ["c"]

@@ -8,7 +8,7 @@ method/plaza_albedo.mp4      or its videos, named after the clip and the channel
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +21,13 @@ from torch import Tensor
 
 from flowshade.gbuffer.io import ClipError, ClipReader, VideoReader, open_clip
 from flowshade.gbuffer.io.channel_video import VIDEO_SUFFIXES
+from flowshade.gbuffer.io.footage import PICTURE_SUFFIXES
 from flowshade.gbuffer.io.picture_folder import channel_in_name
-from flowshade.gbuffer.io.pictures import SUFFIXES, read_picture
+from flowshade.gbuffer.io.pictures import read_picture
 from flowshade.gbuffer.io.sequence import numbered
 from flowshade.gbuffer.view import channel_picture, to_uint8
+from flowshade.progress import Progress
 from flowshade.types import GBuffer
-
-PICTURE_SUFFIXES = tuple(suffix for suffix in SUFFIXES if suffix not in (".exr", ".npy"))
-"""Of display pictures; the others hold data."""
 
 
 class Pictures:
@@ -282,7 +281,7 @@ def resize_bytes(pictures: UInt8[Tensor, "T H W 3"], size: tuple[int, int]) -> U
     return torch.from_numpy(np.stack(resized))
 
 
-def each_clip(contest: Contest, progress: Callable[[int, int], None]) -> Iterator[OpenClip]:
+def each_clip(contest: Contest, progress: Progress) -> Iterator[OpenClip]:
     """Every clip of the footage in turn, open."""
     for index, clip in enumerate(contest.footage):
         with OpenClip(contest, clip) as opened:

@@ -25,7 +25,7 @@ These are measures of our own and no scores of a vision-language model. Each can
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,12 +36,14 @@ from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from flowshade.color import from_bytes, srgb_to_linear
+from flowshade.evaluation.tables import markdown
 from flowshade.evaluation.vlm.agreement import mean_with_interval
 from flowshade.evaluation.vlm.clips import Contest, OpenClip, each_clip, resize_bytes
 from flowshade.files import write_json, write_text
 from flowshade.gbuffer.io.conventions import intrinsics_of_fov, rebuild_normals
 from flowshade.gbuffer.io.resize import resize
 from flowshade.gbuffer.view import channel_picture
+from flowshade.progress import Progress
 from flowshade.types import CORE_CHANNELS, GBuffer
 
 Measures = dict[str, float]
@@ -297,9 +299,7 @@ def _add_relight(means: Means, albedo: Tensor, normal: Tensor, linear: Tensor) -
             means.add_sums("relight_residual", float(left), float(variance))
 
 
-def measure(
-    contest: Contest, settings: Settings, progress: Callable[[int, int], None]
-) -> dict[str, dict[str, Measures]]:
+def measure(contest: Contest, settings: Settings, progress: Progress) -> dict[str, dict[str, Measures]]:
     """clip -> method -> measures, of all footage."""
     return {opened.clip: measure_clip(opened, settings) for opened in each_clip(contest, progress)}
 
@@ -328,17 +328,12 @@ def write_measures(out: Path, found: dict[str, dict[str, Measures]], seed: int) 
 
 
 def _markdown(methods: Sequence[str], names: Sequence[str], means: dict, clips: int) -> str:
-    lines = [
-        f"Consistency with the footage, mean over clips ({clips} in all) with 95% bootstrap intervals. No scores of "
-        "a judge; lower is better except `detail`, which must not be near 0.",
-        "",
-        "| measure | " + " | ".join(methods) + " |",
-        "|---" * (len(methods) + 1) + "|",
-    ]
-    for name in names:
-        cells = [_cell(means[method][name]) for method in methods]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    about = (
+        f"Consistency with the footage, mean over clips ({clips} in all) with 95% bootstrap intervals. No scores of a "
+        "judge; lower is better except `detail`, which must not be near 0."
+    )
+    rows = [[name, *(_cell(means[method][name]) for method in methods)] for name in names]
+    return f"{about}\n\n{markdown([['measure', *methods], *rows])}"
 
 
 def _cell(value: dict) -> str:

@@ -223,8 +223,10 @@ def _objects(text: str) -> list[dict[str, Any]]:
     while at >= 0:
         try:
             value, end = decoder.raw_decode(text, at)
-        except (json.JSONDecodeError, RecursionError):
+        except json.JSONDecodeError:
             end = at + 1
+        except RecursionError as error:  # beginning again at every bracket of it would take long
+            raise MalformedAnswer("there is no complete JSON object, but brackets nested very deeply.") from error
         else:
             found.append(value)
         at = text.find("{", end)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from flowshade.evaluation import tables
 from flowshade.evaluation.vlm.agreement import (
     HumanRank,
     human_agreement,
@@ -169,12 +170,11 @@ def markdown(found: dict[str, Any]) -> str:
 
 def _rank_table(found: dict[str, Any]) -> list[str]:
     heads = [f"{table['channel']}, {table['axis']}" for table in found["tables"]]
-    lines = ["| method | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    for method in found["methods"]:
-        cells = [_interval(table["ranks"].get(method)) for table in found["tables"]]
-        lines.append(f"| {method} | " + " | ".join(cells) + " |")
-    lines.append("| clips | " + " | ".join(str(table["clips"]) for table in found["tables"]) + " |")
-    return lines
+    rows = [
+        [method, *(_interval(table["ranks"].get(method)) for table in found["tables"])] for method in found["methods"]
+    ]
+    counts = ["clips", *(str(table["clips"]) for table in found["tables"])]
+    return tables.markdown([["method", *heads], *rows, counts]).splitlines()
 
 
 def _interval(value: dict[str, float | None] | None) -> str:

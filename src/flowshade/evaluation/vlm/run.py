@@ -40,6 +40,7 @@ from flowshade.evaluation.vlm.protocol import (
 )
 from flowshade.files import write_bytes, write_json
 from flowshade.gbuffer.io.outputs import check_folder
+from flowshade.progress import Progress
 
 CONTROL = "control"
 """A damaged copy of the first method's result; a judge that looks ranks it below its original."""
@@ -273,7 +274,7 @@ class Run:
         """What was answered so far, open for more."""
         return AnswerFile(self.out / "answers.jsonl")
 
-    def ask(self, judge: Judge, file: AnswerFile, *, parallel: int, progress: Callable[[int, int], None]) -> None:
+    def ask(self, judge: Judge, file: AnswerFile, *, parallel: int, progress: Progress) -> None:
         """Writes the plan, then asks all that is not answered yet; answers are on disk before progress is told.
 
         Args:

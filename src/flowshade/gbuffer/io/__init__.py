@@ -10,6 +10,7 @@ Readers turn what other tools write into the one convention of `flowshade.types`
 from flowshade.gbuffer.io.conventions import ClipConventions
 from flowshade.gbuffer.io.convert import Conversion, convert
 from flowshade.gbuffer.io.errors import ClipError
+from flowshade.gbuffer.io.find import find_clips
 from flowshade.gbuffer.io.folder import ClipWriter, write_clip
 from flowshade.gbuffer.io.guess import Finding, Guess, guess_conventions
 from flowshade.gbuffer.io.inspection import ChannelRange, Inspection, check_sheet, inspect_clip
@@ -33,6 +34,7 @@ __all__ = [
     "VideoWriter",
     "check_sheet",
     "convert",
+    "find_clips",
     "guess_conventions",
     "inspect_clip",
     "open_clip",

@@ -130,6 +130,10 @@ def check_codable(path: Path, channel: str, values: Shaped[Tensor, "T C H W"], t
         )
 
 
+OUR_CODING = Coding(depth_code="inverse:10")
+"""How Flowshade codes what comes in physical units: albedo sRGB, OpenGL normals, depth 10 / (z + 10)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CodingFile:
     """`coding.json`, which Flowshade writes beside integer planes so that they can be read back without options."""

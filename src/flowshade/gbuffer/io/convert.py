@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,10 +13,9 @@ from flowshade.gbuffer.io.outputs import check_apart, writing
 from flowshade.gbuffer.io.reader import ClipReader, open_clip
 from flowshade.gbuffer.io.resize import resize, resize_reference
 from flowshade.gbuffer.io.writers import SINKS, Conversion, OutputFormat
+from flowshade.progress import Progress
 from flowshade.types import GBuffer
 
-Progress = Callable[[int, int], None]
-"""Called with frames done and frames in all."""
 CHUNK_FRAMES = 16
 """Frames in memory at a time: a Flash window."""
 

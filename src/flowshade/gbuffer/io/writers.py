@@ -20,7 +20,7 @@ from flowshade.color import srgb_to_linear
 from flowshade.files import temporary_beside, write_json
 from flowshade.gbuffer.io.cameras import CAMERAS_FILE, save_cameras
 from flowshade.gbuffer.io.channel_video import VIDEO_CHANNELS
-from flowshade.gbuffer.io.coding import CODED_CHANNELS, CodedReader, Coding, CodingFile, check_codable
+from flowshade.gbuffer.io.coding import CODED_CHANNELS, OUR_CODING, CodedReader, CodingFile, check_codable
 from flowshade.gbuffer.io.conventions import SIDECAR, ClipConventions
 from flowshade.gbuffer.io.errors import ClipError
 from flowshade.gbuffer.io.exr import write_exr_parts
@@ -44,8 +44,6 @@ WRITTEN = "written by Flowshade"
 ABOUT = "about.json"
 """How a clip came about, where its source says so and the format has no place for it."""
 GRID_COLUMNS = 3
-CODING = Coding(depth_code="inverse:10")
-"""How converted clips are coded: albedo sRGB, OpenGL normals, depth 10 / (z + 10)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +200,7 @@ class CodedSink(FolderSink):
     top = 255
 
     def _begin(self, overwrite: bool) -> None:
-        self._coding = CODING
+        self._coding = OUR_CODING
         if isinstance(self.reader, CodedReader) and self.top == 255 and self.size == self.reader.info.size:
             verbatim = self.reader.verbatim
             if verbatim is not None:

@@ -14,19 +14,13 @@ from torch import Tensor
 
 from flowshade.color import to_bytes
 from flowshade.errors import FlowshadeError
-from flowshade.gbuffer.io import ClipError, open_clip
-from flowshade.gbuffer.io.reader import look_for_format
-from flowshade.gbuffer.io.upstream import clips_below
+from flowshade.gbuffer.io import find_clips, open_clip
 from flowshade.renderer.teacher import fit
 from flowshade.renderer.upstream import BUFFERS
 from flowshade.upstream import coded_planes
 
 HELD_OUT = 0.05
 """Share of clips that are never learned from."""
-DEPTH = 4
-"""How many folders down clips are looked for."""
-LOOSE_FORMATS = ("pictures", "video")
-"""Formats that a folder of other clips may look like."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +53,7 @@ class Clip:
         return fit(to_bytes(rgb), size)
 
 
-def find_clips(folders: Sequence[Path]) -> list[Clip]:
+def gather_clips(folders: Sequence[Path]) -> list[Clip]:
     """Every clip in the folders, which may be clips themselves; the same ones are held out on every machine.
 
     Raises:
@@ -67,10 +61,7 @@ def find_clips(folders: Sequence[Path]) -> list[Clip]:
     """
     clips: dict[str, Clip] = {}
     for folder in folders:
-        paths = _clips_in(folder)
-        if not paths:
-            raise FlowshadeError(f"{folder} holds no clip; expected clip folders in it. See: flowshade inspect CLIP.")
-        for path in paths:
+        for path in find_clips(folder):
             name = path.relative_to(folder.parent).as_posix() if path != folder else folder.absolute().name
             if name in clips:
                 raise FlowshadeError(
@@ -100,41 +91,3 @@ def _open(path: Path, name: str) -> Clip:
     return Clip(
         path=path, name=name, frames=info.frames, size=info.size, caption=info.caption, has_reference=info.has_reference
     )
-
-
-def _clips_in(path: Path, depth: int = DEPTH) -> list[Path]:
-    if not path.exists():
-        raise ClipError(f"{path}: nothing is there; expected a folder of clips. Check the path.")
-    try:
-        found = look_for_format(path).name
-    except ClipError:
-        found = None
-    if found == "upstream" and (below := clips_below(path)):
-        return below
-    if found is not None and found not in LOOSE_FORMATS:
-        return [path]
-    below = [] if depth == 0 or not path.is_dir() else [entry for entry in sorted(path.iterdir()) if entry.is_dir()]
-    inner = [clip for entry in below if not entry.name.startswith(".") for clip in _strict_clips(entry, depth - 1)]
-    if found is None:
-        return inner
-    try:
-        open_clip(path).close()
-    except ClipError:
-        if not inner:
-            raise
-        return inner
-    return [path]
-
-
-def _strict_clips(path: Path, depth: int) -> list[Path]:
-    """Clips in a folder below; a folder of stray pictures there is no clip and no mistake."""
-    try:
-        return _clips_in(path, depth)
-    except ClipError:
-        if _is_loose(path):
-            return []
-        raise
-
-
-def _is_loose(path: Path) -> bool:
-    return look_for_format(path).name in LOOSE_FORMATS

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shutil
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +25,12 @@ from flowshade.codec.wan_vae import WanVAE
 from flowshade.errors import CheckpointError, FlowshadeError
 from flowshade.files import write_json
 from flowshade.presets import codec_distillation, flash_distillation
+from flowshade.progress import progress_bar
 from flowshade.renderer.flash import FlashConfig, FlashRenderer
 from flowshade.renderer.teacher import NEGATIVE_PROMPT, STYLES, ForwardTeacher, TeacherConfig
 from flowshade.renderer.transformer import TextContext, WorldTransformer
 from flowshade.training.distill import estimate, state
-from flowshade.training.distill.clips import Clip, find_clips
+from flowshade.training.distill.clips import Clip, gather_clips
 from flowshade.training.distill.codec import Crops, DecoderTask, EncoderTask, VAETeacher
 from flowshade.training.distill.flash import FlowTask, Judge, RolloutTask, StudentWindow, Studies, begin_from_teacher
 from flowshade.training.distill.loop import Loop, LoopConfig, Task
@@ -219,7 +218,7 @@ def estimate_job(kind: str, job: DistillJob, card: str, gpus: int) -> str:
     Raises:
         FlowshadeError: an unknown card, or clips that the user can mend.
     """
-    rates, clips = budget.card(card), find_clips(job.clips)
+    rates, clips = budget.card(card), gather_clips(job.clips)
     held = sum(clip.held_out for clip in clips)
     head = f"{len(clips)} clips, {sum(clip.frames for clip in clips):,} frames; {held} of the clips held out"
     if kind == CODEC_DISTILL:
@@ -280,7 +279,7 @@ def write_student(folder: Path, weights: dict[str, Tensor], codec: dict[str, Pat
 
 
 def _clips(job: DistillJob, processes: Processes) -> list[Clip]:
-    clips = find_clips(job.clips)
+    clips = gather_clips(job.clips)
     if processes.first:
         held = ", ".join(clip.name for clip in clips if clip.held_out)
         print(f"{len(clips)} clips, {sum(clip.frames for clip in clips):,} frames; held out: {held}", flush=True)
@@ -348,7 +347,7 @@ def _teacher_settings(job: DistillJob, transformer: Path) -> dict[str, Any]:
     }
 
 
-def _hash(names: Iterator[str] | Any) -> str:
+def _hash(names: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
 
 
@@ -424,7 +423,7 @@ def _make_texts(job: DistillJob, folder: TextFolder, samples: Sequence[Sample], 
         roles = ("text_encoder", "tokenizer")
         paths = {role: _teacher_part(job.teacher, role) for role in roles}
         prompts = UpstreamPrompts(MODELS[FORWARD], paths, processes.device, keep=True)
-        with _counting("texts", "prompts") as progress:
+        with progress_bar("texts", "prompts") as progress:
             fill(folder, missing, prompts.encode, progress)
         del prompts
         if processes.device.type == "cuda":
@@ -472,7 +471,7 @@ def _make_lessons(
             return TextContext(tokens=texts.read(text).tokens.to(device, dtype))
 
         negative = embedded(NEGATIVE_PROMPT) if job.teacher_config.cfg_scale != 1 else None
-        with _counting("teacher", "samples", shown=processes.first) as progress:
+        with progress_bar("teacher", "samples", shown=processes.first) as progress:
             for done, sample in enumerate(share):
                 make_lesson(teacher, folder, sample, job.size, embedded(sample.prompt), negative)
                 progress(done + 1, len(share))
@@ -488,7 +487,7 @@ def _make_features(
     missing = folder.missing(samples)
     processes.wait()
     share = processes.share(missing)
-    with _counting("features", "runs", shown=processes.first) as progress:
+    with progress_bar("features", "runs", shown=processes.first) as progress:
         for done, sample in enumerate(share):
             folder.make(encoder, sample, job.size, processes.device)
             progress(done + 1, len(share))
@@ -581,21 +580,3 @@ def _write_scores(job: DistillJob, scores: dict[str, float], drifted: dict[str, 
 def _write(path: Path, weights: dict[str, Tensor], dtype: torch.dtype) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     save_state({name: value.to(dtype).contiguous() for name, value in weights.items()}, path, {"format": "pt"})
-
-
-@contextmanager
-def _counting(task: str, unit: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
-    """Prints a line every ten seconds and at the end: how many, rate, time left."""
-    began = last = time.monotonic()
-
-    def progress(done: int, total: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if not shown or (now - last < 10 and done < total):
-            return
-        last = now
-        rate = done / max(now - began, 1e-9)
-        left = (total - done) / rate / 60
-        print(f"{task}: {done} of {total} {unit}, {rate:.2f} {unit}/s, {left:.1f} min left", flush=True)
-
-    yield progress

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from flowshade.checkpoints.store import load_state, save_state
 from flowshade.codec.tiny import GroupedEncoder
 from flowshade.codec.wan_vae import ConvState
 from flowshade.errors import CheckpointError, FlowshadeError, PromptError
+from flowshade.files import free_space
 from flowshade.renderer.teacher import STYLES, ForwardTeacher, plan_windows, style_prompt, window_noise
 from flowshade.renderer.transformer import TextContext
 from flowshade.renderer.upstream import BUFFERS
@@ -245,10 +245,7 @@ def sample_bytes(channels: int, frames: int, size: tuple[int, int], stride: int,
 
 def check_disk(bytes_needed: int, folder: Path) -> None:
     """Raises: FlowshadeError where that much does not fit on the folder's disk."""
-    there = folder.absolute()
-    while not there.exists():
-        there = there.parent
-    free = shutil.disk_usage(there).free - HEADROOM
+    free = free_space(folder) - HEADROOM
     if bytes_needed > free:
         raise FlowshadeError(
             f"{folder} would take {bytes_needed / 2**30:.1f} GiB more and its disk has {max(free, 0) / 2**30:.1f} GiB "

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flowshade.checkpoints.store import load_state, save_state
 from flowshade.errors import CheckpointError
+from flowshade.progress import Progress
 from flowshade.renderer.transformer import TextContext
 from flowshade.renderer.umt5 import clean
 from flowshade.renderer.upstream import TEXT_TOKENS
@@ -73,7 +74,7 @@ def fill(
     folder: TextFolder,
     texts: Sequence[str],
     encode: Callable[[Sequence[str]], TextContext],
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> int:
     """Encodes the prompts that are missing; what is there is kept, so it goes on after a stop. Returns how many."""
     missing = folder.missing(texts)
