@@ -660,9 +660,14 @@ def _same_camera(a: Camera, b: Camera | None) -> bool:
 
 
 def _init_warp() -> None:
-    """Starts Warp without its greeting; a log level that the user has set is left alone."""
+    """Starts Warp without its greeting, to compile for the very GPU; what the user has set is left alone.
+
+    Binaries are what can be compiled ahead (`tools/offline.py`); PTX the driver would have to translate once more.
+    """
     if wp.config.log_level == wp.LOG_INFO:
         wp.config.log_level = wp.LOG_WARNING
+    if wp.config.cuda_output is None:
+        wp.config.cuda_output = "cubin"
     if torch.cuda.is_available():
         wp.init()
         return
