@@ -408,6 +408,7 @@ class Tracer:
                 self.launch_dealt(wave_kernels.trace_walks, [casters, view], [walks], lanes)
                 given = [first, lanes, bounce, turn, walks, aims]
                 self.launch_dealt(wave_kernels.visit_walks, [casters, scene, view, light, emitters], given, lanes)
+                self.launch_dealt(wave_kernels.aim_walks, [scene, view, light, emitters], given, lanes)
                 self.launch_dealt(wave_kernels.trace_aims, [casters, view], [aims], lanes * wave_kernels.AIMS)
             given = [pixels, first, lanes, each, limit, walks, aims, paths, diffuse]
             self.launch(wave_kernels.pool_walks, [], given)

@@ -2,7 +2,7 @@
 # type: ignore  (kernels are written in Warp's language, which type checkers do not know)
 """Warp kernels of the path-traced picture as waves of rays: those that trace do not shade (as in `ray_kernels`).
 
-    start_walks, then a bounce at a time: trace_walks, visit_walks, trace_aims; at last end_walks
+    start_walks, then a bounce at a time: trace_walks, visit_walks, aim_walks, trace_aims; at last end_walks
     aim_first, trace_aims, pool_first      sun, lamps, emitters and the sky picture at the surface that is seen
     aim_shafts, trace_aims, pool_shafts    the same in the fog before it
 
@@ -96,12 +96,17 @@ class Walks:
     glossy: wp.array(dtype=int)
     density: wp.array(dtype=float)
     weight: wp.array(dtype=float)  # in the glossy lobe of what is seen; below 0 = a diffuse path
+    geom: wp.array(dtype=int)  # of the surface it is at, -1 without one; the rest is for lights to be aimed at
+    p: wp.array(dtype=wp.vec3)
+    n: wp.array(dtype=wp.vec3)
+    ng: wp.array(dtype=wp.vec3)
+    back: wp.array(dtype=wp.vec3)  # what the eye sees of light from everywhere there
 
 
 # Tracing --------------------------------------------------------------------------------------------------------------
 
 
-@wp.kernel(launch_bounds=(256, 4))
+@wp.kernel(launch_bounds=(256, 4))  # as `ray_kernels.trace_bounces`
 def trace_walks(casters: Casters, view: View, first_row: int, rows: int, walks: Walks):
     """What each path meets next."""
     where = dealt(wp.tid(), rows, view.width)
@@ -154,6 +159,12 @@ def trace_aims(casters: Casters, view: View, first_row: int, rows: int, aims: Ai
 
 
 @wp.func
+def chance(seed: int, use: int, path: int) -> wp.uint32:
+    """Random numbers of a path: use 0 at what is seen, 1 in fog, 2 + 2 bounce and 3 + 2 bounce at what it meets."""
+    return wp.rand_init(seed * 64 + use, path)
+
+
+@wp.func
 def no_aim(aims: Aims, at: int):
     aims.adds[at] = wp.vec3(0.0, 0.0, 0.0)
 
@@ -196,7 +207,7 @@ def aim_first(
     black = wp.vec3(0.0, 0.0, 0.0)
     tile = tile_index(column, row)
     all_samples = samples * _LANES
-    state = wp.rand_init(seed + 1, i * all_samples + index)
+    state = chance(seed, 0, i * all_samples + index)
     d = wp.normalize(camera_ray(view, float(column) + 0.5, float(row) + 0.5))
     v = -d
     g = hits.geom[i]
@@ -320,12 +331,58 @@ def aims_of(aims: Aims, slot: int, apart: int) -> wp.vec3:
     return total
 
 
-@wp.kernel
+@wp.kernel(launch_bounds=(256, 2))  # 168 registers without, and one block of 256 threads instead of two
 def visit_walks(
     casters: Casters, scene: Scene, view: View, light: Light, emitters: Emitters, first_row: int, rows: int, first: int,
     lanes: int, bounce: int, seed: int, walks: Walks, aims: Aims,
 ):  # fmt: skip
-    """At what each path has met: its own light, shadow rays to others, and the way on."""
+    """At what each path has met: its own light, and the way on. What it was lit by at the bounce before is added."""
+    where = dealt(wp.tid(), rows, view.width)
+    if where[2] < 0:
+        return
+    pixels = view.width * view.height
+    i = (first_row + where[1]) * view.width + where[0]
+    slot = where[2] * pixels + i
+    total = walks.total[slot]
+    if bounce > 0:
+        total += aims_of(aims, slot, lanes * pixels)
+    walks.geom[slot] = _NOTHING
+    through = walks.through[slot]
+    d = walks.d[slot]
+    glossy = walks.glossy[slot]
+    if through[0] + through[1] + through[2] > 0.0:
+        if walks.what[slot] == _NOTHING:
+            sky = sky_by_chance(light, light.stream * d, glossy, walks.density[slot])
+            total += wp.cw_mul(through, sky)
+            walks.through[slot] = wp.vec3(0.0, 0.0, 0.0)
+        else:
+            hit = hit_of(casters, walks.t[slot], walks.what[slot])
+            vertex = visit(scene, light, emitters, hit, walks.o[slot], d, through, glossy)
+            total += vertex.adds
+            s = vertex.s
+            state = chance(seed, 2 + 2 * bounce, (first + where[2]) * pixels + i)
+            u = wp.vec2(wp.randf(state), wp.randf(state))
+            pick = wp.randf(state)
+            on = go_on(vertex, d, u, pick, wp.randf(state))
+            walks.o[slot] = lift(s.raised, s.ng, hit.t)
+            walks.d[slot] = on.d
+            walks.through[slot] = on.through
+            walks.glossy[slot] = on.glossy
+            walks.density[slot] = on.density
+            walks.geom[slot] = hit.geom
+            walks.p[slot] = s.p
+            walks.n[slot] = s.n
+            walks.ng[slot] = s.ng
+            walks.back[slot] = wp.cw_mul(vertex.through, vertex.lobes.diffuse)
+    walks.total[slot] = total
+
+
+@wp.kernel
+def aim_walks(
+    scene: Scene, view: View, light: Light, emitters: Emitters, first_row: int, rows: int, first: int, lanes: int,
+    bounce: int, seed: int, walks: Walks, aims: Aims,
+):  # fmt: skip
+    """Shadow rays from where each path is: sun, lamp, emitter, sky; a kernel of its own for its registers."""
     where = dealt(wp.tid(), rows, view.width)
     if where[2] < 0:
         return
@@ -333,61 +390,41 @@ def visit_walks(
     i = (first_row + where[1]) * view.width + where[0]
     slot = where[2] * pixels + i
     apart = lanes * pixels
-    total = walks.total[slot]
-    if bounce > 0:
-        total += aims_of(aims, slot, apart)
     for a in range(_AIMS):
         no_aim(aims, slot + a * apart)
-    through = walks.through[slot]
-    d = walks.d[slot]
-    glossy = walks.glossy[slot]
+    g = walks.geom[slot]
+    if g < 0:
+        return
     black = wp.vec3(0.0, 0.0, 0.0)
-    if through[0] + through[1] + through[2] > 0.0:
-        if walks.what[slot] == _NOTHING:
-            sky = sky_by_chance(light, light.stream * d, glossy, walks.density[slot])
-            total += wp.cw_mul(through, sky)
-            walks.through[slot] = black
-        else:
-            hit = hit_of(casters, walks.t[slot], walks.what[slot])
-            vertex = visit(scene, light, emitters, hit, walks.o[slot], d, through, glossy)
-            total += vertex.adds
-            s = vertex.s
-            n = s.n
-            o = lift(s.raised, s.ng, hit.t)
-            state = wp.rand_init(seed * 64 + bounce + 2, (first + where[2]) * pixels + i)
-            back = wp.cw_mul(vertex.through, vertex.lobes.diffuse)
-            cosine = wp.dot(n, light.sun_dir)
-            if light.has_sun != 0 and cosine > 0.0 and wp.dot(s.ng, light.sun_dir) > 0.0:
-                adds = wp.cw_mul(back, light.sun) * (cosine / wp.pi)
-                put_aim(aims, slot + _SUN * apart, o, light.sun_dir, float(_MISS), -1, adds, black)
-            if light.lamps[0] + light.lamps[1] + light.lamps[2] > 0.0:
-                if light.lamp_count > 0:
-                    pick = wp.randf(state)
-                    u = wp.vec2(wp.randf(state), wp.randf(state))
-                    aim = aim_at_lamp(scene, light, s.p, n, s.ng, hit.geom, pick, u)
-                    adds = wp.cw_mul(back, aim.arrives) * (wp.max(wp.dot(n, aim.toward), 0.0) / wp.pi)
-                    put_aim(aims, slot + _LAMP * apart, o, aim.ray, aim.free, aim.ignored, adds, black)
-                if emitters.count > 0:
-                    aim = aim_at_emitter(scene, light, emitters, s.p, n, o, hit.geom, wp.randu(state))
-                    adds = wp.cw_mul(back, aim.arrives)
-                    put_aim(aims, slot + _EMITTER * apart, o, aim.ray, aim.free, aim.ignored, adds, black)
-            if light.sky_aimed != 0:
-                toward = toward_sky(light, wp.vec2(wp.randf(state), wp.randf(state)))
-                cosine = wp.dot(n, toward)
-                if cosine > 0.0 and wp.dot(s.ng, toward) > 0.0:
-                    away = light.stream * toward
-                    share = cosine / wp.pi / (cosine / wp.pi + sky_density(light, away))
-                    adds = wp.cw_mul(back, cloudy_sky(light, away)) * share
-                    put_aim(aims, slot + _SKY * apart, o, toward, float(_MISS), -1, adds, black)
-            u = wp.vec2(wp.randf(state), wp.randf(state))
+    o = walks.o[slot]
+    p = walks.p[slot]
+    n = walks.n[slot]
+    ng = walks.ng[slot]
+    back = walks.back[slot]
+    state = chance(seed, 3 + 2 * bounce, (first + where[2]) * pixels + i)
+    cosine = wp.dot(n, light.sun_dir)
+    if light.has_sun != 0 and cosine > 0.0 and wp.dot(ng, light.sun_dir) > 0.0:
+        adds = wp.cw_mul(back, light.sun) * (cosine / wp.pi)
+        put_aim(aims, slot + _SUN * apart, o, light.sun_dir, float(_MISS), -1, adds, black)
+    if light.lamps[0] + light.lamps[1] + light.lamps[2] > 0.0:
+        if light.lamp_count > 0:
             pick = wp.randf(state)
-            on = go_on(vertex, d, u, pick, wp.randf(state))
-            walks.o[slot] = o
-            walks.d[slot] = on.d
-            walks.through[slot] = on.through
-            walks.glossy[slot] = on.glossy
-            walks.density[slot] = on.density
-    walks.total[slot] = total
+            u = wp.vec2(wp.randf(state), wp.randf(state))
+            aim = aim_at_lamp(scene, light, p, n, ng, g, pick, u)
+            adds = wp.cw_mul(back, aim.arrives) * (wp.max(wp.dot(n, aim.toward), 0.0) / wp.pi)
+            put_aim(aims, slot + _LAMP * apart, o, aim.ray, aim.free, aim.ignored, adds, black)
+        if emitters.count > 0:
+            aim = aim_at_emitter(scene, light, emitters, p, n, o, g, wp.randu(state))
+            adds = wp.cw_mul(back, aim.arrives)
+            put_aim(aims, slot + _EMITTER * apart, o, aim.ray, aim.free, aim.ignored, adds, black)
+    if light.sky_aimed != 0:
+        toward = toward_sky(light, wp.vec2(wp.randf(state), wp.randf(state)))
+        cosine = wp.dot(n, toward)
+        if cosine > 0.0 and wp.dot(ng, toward) > 0.0:
+            away = light.stream * toward
+            share = cosine / wp.pi / (cosine / wp.pi + sky_density(light, away))
+            adds = wp.cw_mul(back, cloudy_sky(light, away)) * share
+            put_aim(aims, slot + _SKY * apart, o, toward, float(_MISS), -1, adds, black)
 
 
 @wp.kernel
@@ -456,7 +493,7 @@ def aim_shafts(
     if k >= places:
         return
     black = wp.vec3(0.0, 0.0, 0.0)
-    state = wp.rand_init(seed + 3, i * samples * _LANES + index)
+    state = chance(seed, 1, i * samples * _LANES + index)
     w = sequence((tile_index(column, row) * _LANES + index / samples) * places + k, seed + 19)
     shaft = shaft_at(light, view.pos, d, path, w[0])
     share = shaft.clear / float(places)
@@ -498,6 +535,6 @@ def clear_paths(start: int, paths: Paths, diffuse: wp.array(dtype=int)):
 
 
 __all__ = [
-    "AIMS", "Aims", "Walks", "aim_first", "aim_shafts", "clear_paths", "end_walks", "pool_first", "pool_shafts",
-    "pool_walks", "start_walks", "trace_aims", "trace_walks", "visit_walks",
+    "AIMS", "Aims", "Walks", "aim_first", "aim_shafts", "aim_walks", "clear_paths", "end_walks", "pool_first",
+    "pool_shafts", "pool_walks", "start_walks", "trace_aims", "trace_walks", "visit_walks",
 ]  # fmt: skip
