@@ -47,7 +47,7 @@ from flowshade.types import CHANNELS, Camera, GBuffer
 
 _ROWS_A_BAND = 16
 _RAYS_AT_ONCE = 2**21
-"""Rays that are followed together, for which there is memory (44 to 68 bytes each); at least one a pixel."""
+"""Rays that are followed together, for which there is memory (44 or 69 bytes each); at least one a pixel."""
 _MAX_PIXELS = 2**27
 _KEPT_LIGHTS = 64
 _BRIGHTEST = 24.0  # exposed radiance at which one path is held: the tone curve has long been white
