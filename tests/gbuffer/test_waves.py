@@ -17,11 +17,11 @@ HEIGHT, WIDTH = 24, 40
 SEEDS = 4
 
 
-def tracer_of(kind: str, **options: bool) -> tuple[Tracer, Camera, GBuffer]:
+def tracer_of(kind: str, plain: bool = False) -> tuple[Tracer, Camera, GBuffer]:
     world = make_world(kind, 1)
     data = world.reset()
     step(world, data)
-    tracer = Tracer(world.model, size=(HEIGHT, WIDTH), reference="paths", paths=16, threads=1, **options)
+    tracer = Tracer(world.model, size=(HEIGHT, WIDTH), reference="paths", paths=16, threads=1, plain=plain)
     tracer.update(data)
     camera = camera_at(world.camera_path, np.zeros(1), HEIGHT, WIDTH)
     return tracer, camera, tracer.gbuffer(camera)
