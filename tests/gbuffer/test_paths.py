@@ -37,6 +37,8 @@ def camera_at(x: float, y: float, z: float, pitch: float = 0.0, focal: float = 4
 class Scene:
     """A traced world, ready to be shaded by paths."""
 
+    plain = False
+
     def __init__(self, geoms: str, assets: str = "", camera: Camera | None = None, **options) -> None:
         xml = f"<mujoco><asset>{assets}</asset><worldbody>{geoms}</worldbody></mujoco>"
         model = mujoco.MjModel.from_xml_string(xml)
@@ -44,7 +46,7 @@ class Scene:
         mujoco.mj_forward(model, data)
         self.camera = camera or camera_at(0, 0, 3, -0.5)
         self.stream = stream_frame(self.camera.pose[0])
-        self.tracer = Tracer(model, size=(HEIGHT, WIDTH), **{"reference": "paths", **options})
+        self.tracer = Tracer(model, size=(HEIGHT, WIDTH), **{"reference": "paths", "plain": self.plain, **options})
         self.tracer.update(data)
         self.gbuffer = self.tracer.gbuffer(self.camera)
 
@@ -59,6 +61,12 @@ class Scene:
         assert self.gbuffer.instance is not None
         mask = (self.gbuffer.instance[0] == index + 1).float()
         return -torch.nn.functional.max_pool2d(-mask, 3, 1, 1)[0] > 0.5
+
+
+@pytest.fixture(params=[False, True], ids=["waves", "plain"], autouse=True)
+def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test once with waves of rays, and once with `trace_paths`."""
+    monkeypatch.setattr(Scene, "plain", request.param)
 
 
 def material(name: str, rgba: str, **values: float) -> str:

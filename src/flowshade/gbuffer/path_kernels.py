@@ -2,10 +2,11 @@
 # type: ignore  (kernels are written in Warp's language, which type checkers do not know)
 """Warp kernels of the path-traced reference picture: one source for CPU and CUDA.
 
-Four launches a picture, none of which waits for another device:
+Four steps a picture, none of which waits for another device:
 
-    trace_paths     LANES threads a pixel share its samples: sun rays, one lamp or emitter a sample (next-event
-                    estimation), one diffuse or glossy path a sample, and light scattered by fog on the way
+    paths           LANES a pixel share its samples: sun rays, one lamp or emitter a sample (next-event estimation),
+                    one diffuse or glossy path a sample, and light scattered by fog on the way. Here is what paths do
+                    where they come to; `wave_kernels` follows them, or `plain_path_kernels`
     pool_lanes      adds the lanes up, and takes the variance of the mean from their differences
     smooth          an edge-aware a-trous filter (Dammertz and others 2010), run twice, stopped by that variance
                     (Schied and others 2017), on quantities without albedo
@@ -23,16 +24,16 @@ from __future__ import annotations
 import warp as wp
 
 from flowshade.gbuffer.kernels import (
+    Hit,
     Hits,
     Material,
     Scene,
+    Surface,
     View,
     camera_ray,
     centre_hit,
-    closest_hit,
     closest_of,
     material_at,
-    occluded,
     shapes_around,
     surface_at,
     vec9i,
@@ -43,17 +44,12 @@ from flowshade.gbuffer.light_kernels import (
     base_reflectance,
     cloudy_sky,
     curve,
-    dealt,
     environment_brdf,
     full_sky,
-    lift,
     saturate,
-    sees_sun,
-    sequence,
     smooth_sky,
     specular,
     tangent,
-    tile_index,
     weathered,
 )
 
@@ -63,7 +59,6 @@ LANES = 4
 """Threads a pixel, which share its samples."""
 
 _LANES = wp.constant(LANES)
-_MISS = wp.constant(1.0e30)
 _LAMP_REACH = wp.constant(22.0)  # metres, as in light_kernels
 _LAMP_GAIN = wp.constant(15.0)
 _CANDIDATES = wp.constant(4)  # emitter points drawn for each that is traced
@@ -88,7 +83,7 @@ class Emitters:
 
 @wp.struct
 class Paths:
-    """What `trace_paths` finds; LANES entries a pixel."""
+    """What paths find; LANES entries a pixel."""
 
     sun: wp.array(dtype=float)
     direct: wp.array(dtype=wp.vec3)
@@ -314,18 +309,21 @@ def glossy_weight(f0: wp.vec3, n: wp.vec3, v: wp.vec3, toward: wp.vec3, alpha: f
 
 @wp.struct
 class Aim:
-    """One light that was chosen and found unblocked."""
+    """One light that was chosen, and the ray that must be free for it to arrive."""
 
     arrives: wp.vec3  # irradiance facing it over the probability of the choice; black = nothing
     toward: wp.vec3
     radius: float  # angular, radians
+    ray: wp.vec3  # of unit length
+    free: float  # metres that must be free
+    ignored: int  # the geom that does not stand in the way of itself
 
 
 @wp.func
 def aim_at_lamp(
-    scene: Scene, light: Light, p: wp.vec3, n: wp.vec3, ng: wp.vec3, origin: wp.vec3, g: int, pick: float, u: wp.vec2
+    scene: Scene, light: Light, p: wp.vec3, n: wp.vec3, ng: wp.vec3, g: int, pick: float, u: wp.vec2
 ) -> Aim:
-    """One of the lamps, drawn by what it may contribute, with one shadow ray."""
+    """One of the lamps, drawn by what it may contribute."""
     aim = Aim()
     aim.arrives = wp.vec3(0.0, 0.0, 0.0)
     aim.toward = n
@@ -352,9 +350,10 @@ def aim_at_lamp(
     aim.radius = radius / wp.max(reach, 0.1)
     if wp.dot(ng, aim.toward) <= 0.0:
         return aim
-    ray = wp.normalize(to_lamp + around(aim.toward, u, radius))
-    if not occluded(scene.solids, origin, ray, wp.max(reach - 2.0 * radius, 0.0), lamp):
-        aim.arrives = lamp_strength(scene, light, chosen, p) / share
+    aim.ray = wp.normalize(to_lamp + around(aim.toward, u, radius))
+    aim.free = wp.max(reach - 2.0 * radius, 0.0)
+    aim.ignored = lamp
+    aim.arrives = lamp_strength(scene, light, chosen, p) / share
     return aim
 
 
@@ -389,10 +388,12 @@ def emitter_normal(emitters: Emitters, k: int) -> wp.vec3:
 
 
 @wp.func
-def light_of_emitters(
+def aim_at_emitter(
     scene: Scene, light: Light, emitters: Emitters, p: wp.vec3, n: wp.vec3, origin: wp.vec3, g: int, seed: wp.uint32
-) -> wp.vec3:
+) -> Aim:
     """Mean radiance over the hemisphere that glowing surfaces give: a few points, resampled to one (Talbot 2005)."""
+    aim = Aim()
+    aim.arrives = wp.vec3(0.0, 0.0, 0.0)
     state = seed
     chosen = int(-1)
     local = wp.vec3(0.0, 0.0, 0.0)
@@ -416,113 +417,98 @@ def light_of_emitters(
             chosen = k
             local = at
     if chosen < 0:
-        return wp.vec3(0.0, 0.0, 0.0)
+        return aim
     geom = emitters.geom[chosen]
     to = scene.rot[geom] * local + scene.pos[geom] - origin
     reach = wp.length(to)
-    toward = to / wp.max(reach, 1.0e-4)
-    ignored = wp.where(emitters.exact[chosen] != 0, -1, geom)
-    if occluded(scene.solids, origin, toward, reach * 0.999 - 1.0e-3, ignored):
-        return wp.vec3(0.0, 0.0, 0.0)
+    aim.ray = to / wp.max(reach, 1.0e-4)
+    aim.free = reach * 0.999 - 1.0e-3
+    aim.ignored = wp.where(emitters.exact[chosen] != 0, -1, geom)
     m = material_at(scene, geom, emitters.face[chosen], local, emitter_normal(emitters, chosen), 0.004 * reach, 0.0)
-    return wp.cw_mul(m.emission, light.lamps) * (total / float(_CANDIDATES) / wp.pi)
+    aim.arrives = wp.cw_mul(m.emission, light.lamps) * (total / float(_CANDIDATES) / wp.pi)
+    return aim
+
+
+@wp.struct
+class Vertex:
+    """A surface that a path has come to."""
+
+    s: Surface
+    lobes: Lobes
+    roughness: float
+    through: wp.vec3  # what the path lets through until here, fog and all
+    adds: wp.vec3  # what fog on the way and the surface's own light give
+
+
+@wp.struct
+class Onward:
+    """Where a path goes on."""
+
+    d: wp.vec3
+    through: wp.vec3  # black = it ends here
+    glossy: int
+    density: float
 
 
 @wp.func
-def surface_light(
-    scene: Scene, light: Light, emitters: Emitters, p: wp.vec3, n: wp.vec3, ng: wp.vec3, origin: wp.vec3, g: int,
-    seed: wp.uint32,
-) -> wp.vec3:  # fmt: skip
-    """Mean radiance over the hemisphere at a later vertex of a path: sun, one lamp, one emitter."""
-    state = seed
-    total = wp.vec3(0.0, 0.0, 0.0)
-    cosine = wp.dot(n, light.sun_dir)
-    sunny = light.has_sun != 0 and cosine > 0.0 and wp.dot(ng, light.sun_dir) > 0.0
-    if sunny and not occluded(scene.solids, origin, light.sun_dir, float(_MISS), -1):
-        total += light.sun * (cosine / wp.pi)
-    if light.lamps[0] + light.lamps[1] + light.lamps[2] > 0.0:
-        if light.lamp_count > 0:
-            pick = wp.randf(state)
-            u = wp.vec2(wp.randf(state), wp.randf(state))
-            aim = aim_at_lamp(scene, light, p, n, ng, origin, g, pick, u)
-            total += aim.arrives * (wp.max(wp.dot(n, aim.toward), 0.0) / wp.pi)
-        if emitters.count > 0:
-            total += light_of_emitters(scene, light, emitters, p, n, origin, g, wp.randu(state))
-    if light.sky_aimed != 0:
-        toward = toward_sky(light, wp.vec2(wp.randf(state), wp.randf(state)))
-        cosine = wp.dot(n, toward)
-        if cosine > 0.0 and wp.dot(ng, toward) > 0.0 and not occluded(scene.solids, origin, toward, float(_MISS), -1):
-            away = light.stream * toward
-            total += cloudy_sky(light, away) * (cosine / wp.pi / (cosine / wp.pi + sky_density(light, away)))
-    return total
+def visit(
+    scene: Scene, light: Light, emitters: Emitters, hit: Hit, o: wp.vec3, d: wp.vec3, through: wp.vec3, glossy: int
+) -> Vertex:
+    """What a path finds where it meets a surface; textures only after a glossy lobe."""
+    vertex = Vertex()
+    vertex.s = surface_at(scene, hit, o, d)
+    m = Material()
+    geom = scene.geoms[hit.geom]
+    if glossy != 0:
+        m = material_at(scene, hit.geom, hit.face, vertex.s.local, vertex.s.ng_local, 0.004 * hit.t, 0.0)
+    else:
+        m.albedo = geom.mean_rgb
+        m.roughness = geom.roughness
+        m.metallic = geom.metallic
+        m.emission = geom.mean_rgb * geom.emission
+    m = weathered(light, m, vertex.s.n, vertex.s.p)
+    clear = clearness(light, hit.t)
+    vertex.adds = wp.cw_mul(wp.cw_mul(through, light.fog_color), wp.vec3(1.0, 1.0, 1.0) - clear)
+    vertex.through = wp.cw_mul(through, clear)
+    aimed_at = geom.is_lamp != 0 or emitters.listed[hit.geom] != 0
+    if (glossy != 0 and geom.is_lamp == 0) or not aimed_at:
+        vertex.adds += wp.cw_mul(vertex.through, wp.cw_mul(m.emission, light.lamps))
+    vertex.lobes = lobes_of(m, wp.max(-wp.dot(d, vertex.s.n), 0.0))
+    vertex.roughness = m.roughness
+    return vertex
 
 
 @wp.func
-def incoming(
-    scene: Scene, light: Light, emitters: Emitters, origin: wp.vec3, direction: wp.vec3, first_glossy: int,
-    first_density: float, bounces: int, limit: float, seed: wp.uint32,
-) -> wp.vec3:  # fmt: skip
-    """Radiance that arrives along a ray, followed over `bounces` surfaces; its largest channel is held to `limit`.
+def go_on(vertex: Vertex, d: wp.vec3, u: wp.vec2, pick: float, chance: float) -> Onward:
+    """One lobe, and fewer ways the less it sends back (Russian roulette)."""
+    on = Onward()
+    n = vertex.s.n
+    lobes = vertex.lobes
+    share = luminance(lobes.glossy) / wp.max(luminance(lobes.glossy) + luminance(lobes.diffuse), 1.0e-4)
+    through = vertex.through
+    if pick < share:
+        alpha = wp.max(vertex.roughness * vertex.roughness, 1.0e-3)
+        half = glossy_half(n, -d, alpha, u)
+        on.d = d - half * (2.0 * wp.dot(d, half))
+        through = wp.cw_mul(through, lobes.glossy) / wp.max(share, 1.0e-4)
+        on.glossy = 1
+        on.density = 0.0
+    else:
+        on.d = around(n, u, 1.0) + n * wp.sqrt(wp.max(1.0 - u[0], 0.0))
+        through = wp.cw_mul(through, lobes.diffuse) / wp.max(1.0 - share, 1.0e-4)
+        on.glossy = 0
+        on.density = wp.max(wp.dot(on.d, n), 0.0) / wp.pi
+    keep = wp.clamp(wp.max(wp.max(through[0], through[1]), through[2]), 0.0, 1.0)
+    on.through = wp.vec3(0.0, 0.0, 0.0)
+    if wp.dot(on.d, vertex.s.ng) > 0.0 and chance < keep:
+        on.through = through / keep
+    return on
 
-    A ray that a diffuse lobe sent out does not count the surfaces that were aimed at: lamps, emitters, the sun. A sky
-    picture, which is aimed at too, counts by its share (`sky_by_chance`).
-    """
-    state = seed
-    total = wp.vec3(0.0, 0.0, 0.0)
-    through = wp.vec3(1.0, 1.0, 1.0)
-    o = origin
-    d = direction
-    glossy = int(first_glossy)
-    density = float(first_density)
-    for _bounce in range(bounces):
-        hit = closest_hit(scene.solids, o, d, float(_MISS))
-        if hit.geom < 0:
-            total += wp.cw_mul(through, sky_by_chance(light, light.stream * d, glossy, density))
-            break
-        s = surface_at(scene, hit, o, d)
-        m = Material()
-        geom = scene.geoms[hit.geom]
-        if glossy != 0:
-            m = material_at(scene, hit.geom, hit.face, s.local, s.ng_local, 0.004 * hit.t, 0.0)
-        else:
-            m.albedo = geom.mean_rgb
-            m.roughness = geom.roughness
-            m.metallic = geom.metallic
-            m.emission = geom.mean_rgb * geom.emission
-        m = weathered(light, m, s.n, s.p)
-        clear = clearness(light, hit.t)
-        total += wp.cw_mul(wp.cw_mul(through, light.fog_color), wp.vec3(1.0, 1.0, 1.0) - clear)
-        through = wp.cw_mul(through, clear)
-        aimed_at = geom.is_lamp != 0 or emitters.listed[hit.geom] != 0
-        if (glossy != 0 and geom.is_lamp == 0) or not aimed_at:
-            total += wp.cw_mul(through, wp.cw_mul(m.emission, light.lamps))
-        facing = wp.max(-wp.dot(d, s.n), 0.0)
-        lobes = lobes_of(m, facing)
-        o = lift(s.raised, s.ng, hit.t)
-        lit = surface_light(scene, light, emitters, s.p, s.n, s.ng, o, hit.geom, wp.randu(state))
-        total += wp.cw_mul(wp.cw_mul(through, lobes.diffuse), lit)
-        # The way on: one lobe, and fewer ways the less it sends back (Russian roulette).
-        share = luminance(lobes.glossy) / wp.max(luminance(lobes.glossy) + luminance(lobes.diffuse), 1.0e-4)
-        u = wp.vec2(wp.randf(state), wp.randf(state))
-        if wp.randf(state) < share:
-            alpha = wp.max(m.roughness * m.roughness, 1.0e-3)
-            half = glossy_half(s.n, -d, alpha, u)
-            d = d - half * (2.0 * wp.dot(d, half))
-            through = wp.cw_mul(through, lobes.glossy) / wp.max(share, 1.0e-4)
-            glossy = 1
-            density = 0.0
-        else:
-            across = around(s.n, u, 1.0)
-            d = across + s.n * wp.sqrt(wp.max(1.0 - u[0], 0.0))
-            through = wp.cw_mul(through, lobes.diffuse) / wp.max(1.0 - share, 1.0e-4)
-            glossy = 0
-            density = wp.max(wp.dot(d, s.n), 0.0) / wp.pi
-        keep = wp.clamp(wp.max(wp.max(through[0], through[1]), through[2]), 0.0, 1.0)
-        if wp.dot(d, s.ng) <= 0.0 or wp.randf(state) >= keep:
-            break
-        through = through / keep
-    peak = wp.max(wp.max(total[0], total[1]), total[2])
-    return total * wp.min(1.0, limit / wp.max(peak, 1.0e-6))
+
+@wp.func
+def held(total: wp.vec3, limit: float) -> wp.vec3:
+    """Radiance whose largest channel is at most `limit`."""
+    return total * wp.min(1.0, limit / wp.max(wp.max(wp.max(total[0], total[1]), total[2]), 1.0e-6))
 
 
 @wp.func
@@ -533,29 +519,51 @@ def phase(cosine: float) -> float:
     return (1.0 - g * g) / (4.0 * wp.pi * base * wp.sqrt(base))
 
 
+@wp.struct
+class Shaft:
+    """A place of a view ray that fog turns light from towards the eye."""
+
+    p: wp.vec3
+    clear: wp.vec3  # share of it that arrives at the eye
+
+
 @wp.func
-def scattered(scene: Scene, light: Light, o: wp.vec3, d: wp.vec3, path: float, u: float, seed: wp.uint32) -> wp.vec3:
-    """Light that fog or water turns towards the eye at one place of a view ray: shafts of sun, halos of lamps."""
-    state = seed
+def shaft_at(light: Light, o: wp.vec3, d: wp.vec3, path: float, u: float) -> Shaft:
+    """A place drawn by where fog scatters."""
+    shaft = Shaft()
     opacity = 1.0 - wp.exp(-light.fog_density * path)
     t = -wp.log(1.0 - u * opacity) / light.fog_density
-    p = o + d * t
-    found = wp.vec3(0.0, 0.0, 0.0)
-    if light.has_sun != 0 and not occluded(scene.solids, p, light.sun_dir, float(_MISS), -1):
-        found += light.sun * phase(wp.dot(d, light.sun_dir))
-    if light.lamp_count > 0 and light.lamps[0] + light.lamps[1] + light.lamps[2] > 0.0:
-        k = wp.min(int(wp.randf(state) * float(light.lamp_count)), light.lamp_count - 1)
-        lamp = light.lamp_geom[k]
-        to_lamp = scene.pos[lamp] + scene.rot[lamp] * scene.geoms[lamp].center - p
-        reach = wp.length(to_lamp)
-        if reach < _LAMP_REACH and not occluded(
-            scene.solids, p, to_lamp / wp.max(reach, 1.0e-4), wp.max(reach - 2.0 * light.lamp_radius[k], 0.0), lamp
-        ):
-            found += lamp_strength(scene, light, k, p) * (float(light.lamp_count) / (4.0 * wp.pi))
-    clear = wp.vec3(
+    shaft.p = o + d * t
+    shaft.clear = opacity * wp.vec3(
         wp.exp(-light.absorption[0] * t), wp.exp(-light.absorption[1] * t), wp.exp(-light.absorption[2] * t)
     )
-    return wp.cw_mul(found, clear) * opacity
+    return shaft
+
+
+@wp.func
+def aim_from_fog(scene: Scene, light: Light, p: wp.vec3, u: float) -> Aim:
+    """One of the lamps, each as likely; what it scatters a steradian."""
+    aim = Aim()
+    aim.arrives = wp.vec3(0.0, 0.0, 0.0)
+    k = wp.min(int(u * float(light.lamp_count)), light.lamp_count - 1)
+    lamp = light.lamp_geom[k]
+    to_lamp = scene.pos[lamp] + scene.rot[lamp] * scene.geoms[lamp].center - p
+    reach = wp.length(to_lamp)
+    if reach < _LAMP_REACH:
+        aim.ray = to_lamp / wp.max(reach, 1.0e-4)
+        aim.free = wp.max(reach - 2.0 * light.lamp_radius[k], 0.0)
+        aim.ignored = lamp
+        aim.arrives = lamp_strength(scene, light, k, p) * (float(light.lamp_count) / (4.0 * wp.pi))
+    return aim
+
+
+@wp.func
+def fog_places(light: Light, path: float, samples: int) -> int:
+    """At how many places of a view ray a lane looks for scattered light: the more fog, the more."""
+    opacity = 1.0 - wp.exp(-light.fog_density * path)
+    if opacity <= 0.004:
+        return 0
+    return wp.where(opacity > 0.1, samples, wp.max(samples / 4, 1))
 
 
 # Tracing --------------------------------------------------------------------------------------------------------------
@@ -568,149 +576,35 @@ def glossy_paths(m: Material, samples: int) -> int:
     return wp.clamp(int(share * float(samples) + 0.5), 1, wp.max(samples - 1, 1))
 
 
-@wp.kernel
-def trace_paths(
-    scene: Scene,
-    view: View,
-    light: Light,
-    emitters: Emitters,
-    first_row: int,
-    rows: int,
-    samples: int,
-    bounces: int,
-    limit: float,
-    seed: int,
-    hits: Hits,
-    albedo: wp.array(dtype=float),
-    roughness: wp.array(dtype=float),
-    metallic: wp.array(dtype=float),
-    paths: Paths,
-):
-    """What reaches each pixel centre's surface: a lane takes `samples` of its pixel's samples."""
-    where = dealt(wp.tid(), rows, view.width)
-    column = where[0]
-    row = first_row + where[1]
-    lane = where[2]
-    if lane < 0:
-        return
-    i = row * view.width + column
-    slot = i * _LANES + lane
-    black = wp.vec3(0.0, 0.0, 0.0)
-    sun = float(0.0)
-    direct = black
-    indirect = black
-    gloss = black
-    scatter = black
-    mirror = black
-    mirror_weight = float(0.0)
-    count = view.width * view.height
-    along = camera_ray(view, float(column) + 0.5, float(row) + 0.5)
-    d = wp.normalize(along)
-    tile = tile_index(column, row)
-    state = wp.rand_init(seed, slot)
-    g = hits.geom[i]
-    path = sky_path(light, light.stream * d)
-    all_samples = samples * _LANES
-    if g >= 0:
-        hit = centre_hit(hits, i)
-        path = hit.t
-        s = surface_at(scene, hit, view.pos, d)
-        n = s.n
-        origin = lift(s.raised, s.ng, hit.t)
-        m = Material()
-        m.albedo = wp.vec3(albedo[i], albedo[count + i], albedo[2 * count + i])
-        m.roughness = roughness[i]
-        m.metallic = metallic[i]
-        m = weathered(light, m, n, s.p)
-        f0 = base_reflectance(m)
-        v = -d
+@wp.struct
+class FirstRay:
+    """Where a path leaves the surface that is seen."""
 
-        # The sun: rays spread over its disc and, on smooth ground, over the pixel.
-        if light.has_sun != 0 and wp.dot(n, light.sun_dir) > 0.0:
-            pixel = wp.where(hits.edge[i] == 0, hit.t / (view.fx * wp.length(along)), 0.0)
-            higher = origin + s.ng * (0.1 * pixel)
-            rays = wp.max(samples / 2, 1)
-            for k in range(rays):
-                index = ((tile >> 2) * _LANES + lane) * rays + k
-                if sees_sun(scene, light, higher, s.ng, pixel, index, seed):
-                    sun += 1.0 / float(rays)
+    toward: wp.vec3
+    weight: float  # in its lobe; 0 for a diffuse one
+    density: float  # probability a steradian
 
-        # Lamps and emitters: one of each a sample.
-        lit = light.lamps[0] + light.lamps[1] + light.lamps[2] > 0.0
-        for k in range(samples):
-            index = tile * all_samples + lane * samples + k
-            if lit and light.lamp_count > 0:
-                pick = (float(lane * samples + k) + wp.randf(state)) / float(all_samples)
-                aim = aim_at_lamp(scene, light, s.p, n, s.ng, origin, g, pick, sequence(index, seed + 11))
-                direct += aim.arrives * (wp.max(wp.dot(n, aim.toward), 0.0) / wp.pi)
-                gloss += wp.cw_mul(aim.arrives, specular(f0, m.roughness, n, v, aim.toward, aim.radius))
-            if lit and emitters.count > 0:
-                direct += light_of_emitters(scene, light, emitters, s.p, n, origin, g, wp.randu(state))
-        direct = direct / float(samples)
-        gloss = gloss / float(samples)
 
-        # Paths: some along the glossy lobe, the others along the diffuse one.
-        glossy = glossy_paths(m, samples)
-        diffuse = wp.max(samples - glossy, 1)
-        alpha = wp.max(m.roughness * m.roughness, 1.0e-3)
-
-        # A sky picture: one direction a sample for both lobes, shared with their own rays by the balance heuristic.
-        diffuse_rate = float(diffuse) / float(samples)  # own rays for each that is aimed
-        glossy_rate = float(glossy) / float(samples)
-        if light.sky_aimed != 0:
-            for k in range(samples):
-                toward = toward_sky(light, sequence(tile * all_samples + lane * samples + k, seed + 23))
-                cosine = wp.dot(n, toward)
-                above = cosine > 0.0 and wp.dot(toward, s.ng) > 0.0
-                if above and not occluded(scene.solids, origin, toward, float(_MISS), -1):
-                    away = light.stream * toward
-                    sky = cloudy_sky(light, away)
-                    aimed = sky_density(light, away)
-                    own = cosine / wp.pi
-                    direct += sky * (own / (own * diffuse_rate + aimed) / float(samples))
-                    own = glossy_density(n, v, toward, alpha)
-                    weight = glossy_weight(f0, n, v, toward, alpha)
-                    mirror += sky * (weight * own * glossy_rate / (own * glossy_rate + aimed))
-        for k in range(glossy + diffuse):
-            toward = n
-            weight = float(0.0)
-            density = float(0.0)
-            along_gloss = wp.where(k < glossy, 1, 0)
-            if along_gloss != 0:
-                u = sequence((tile * _LANES + lane) * glossy + k, seed + 3)
-                half = glossy_half(n, v, alpha, u)
-                toward = d - half * (2.0 * wp.dot(d, half))
-                if wp.dot(toward, s.ng) <= 0.0:
-                    toward = d + s.ng * (2.0 * wp.max(-wp.dot(d, s.ng), 0.0))
-                weight = glossy_weight(f0, n, v, toward, alpha)
-                density = glossy_rate * glossy_density(n, v, toward, alpha)
-            else:
-                u = sequence((tile * _LANES + lane) * diffuse + k - glossy, seed)
-                toward = around(n, u, 1.0) + n * wp.sqrt(wp.max(1.0 - u[0], 0.0))
-                if wp.dot(toward, s.ng) <= 0.0:  # below the true surface: mirrored back above it
-                    toward = toward - s.ng * (2.0 * wp.dot(toward, s.ng))
-                density = diffuse_rate * wp.max(wp.dot(toward, n), 0.0) / wp.pi
-            ray = wp.randu(state)
-            arrives = incoming(scene, light, emitters, origin, toward, along_gloss, density, bounces, limit, ray)
-            if along_gloss != 0:
-                mirror += arrives * weight
-                mirror_weight += weight
-            else:
-                indirect += arrives / float(diffuse)
-
-    # Fog: a few places along the view ray, as many as there is fog.
-    opacity = 1.0 - wp.exp(-light.fog_density * path)
-    if opacity > 0.004:
-        places = wp.where(opacity > 0.1, samples, wp.max(samples / 4, 1))
-        for k in range(places):
-            w = sequence((tile * _LANES + lane) * places + k, seed + 19)
-            scatter += scattered(scene, light, view.pos, d, path, w[0], wp.randu(state)) / float(places)
-    paths.sun[slot] = sun
-    paths.direct[slot] = direct
-    paths.indirect[slot] = indirect
-    paths.mirror[slot] = wp.vec4(mirror[0], mirror[1], mirror[2], mirror_weight)
-    paths.gloss[slot] = gloss
-    paths.scatter[slot] = scatter
+@wp.func
+def first_ray(n: wp.vec3, ng: wp.vec3, d: wp.vec3, f0: wp.vec3, alpha: float, along_gloss: int, u: wp.vec2) -> FirstRay:
+    """A ray along one lobe of a surface seen along d."""
+    first = FirstRay()
+    if along_gloss != 0:
+        half = glossy_half(n, -d, alpha, u)
+        toward = d - half * (2.0 * wp.dot(d, half))
+        if wp.dot(toward, ng) <= 0.0:
+            toward = d + ng * (2.0 * wp.max(-wp.dot(d, ng), 0.0))
+        first.toward = toward
+        first.weight = glossy_weight(f0, n, -d, toward, alpha)
+        first.density = glossy_density(n, -d, toward, alpha)
+        return first
+    toward = around(n, u, 1.0) + n * wp.sqrt(wp.max(1.0 - u[0], 0.0))
+    if wp.dot(toward, ng) <= 0.0:  # below the true surface: mirrored back above it
+        toward = toward - ng * (2.0 * wp.dot(toward, ng))
+    first.toward = toward
+    first.weight = 0.0
+    first.density = wp.max(wp.dot(toward, n), 0.0) / wp.pi
+    return first
 
 
 # Filtering ------------------------------------------------------------------------------------------------------------
@@ -1004,4 +898,4 @@ def compose_paths(
         rgb[c * count + i] = total[c] / float(samples)
 
 
-__all__ = ["LANES", "Emitters", "Paths", "Pooled", "compose_paths", "pool_lanes", "smooth", "trace_paths"]
+__all__ = ["LANES", "Emitters", "Paths", "Pooled", "compose_paths", "pool_lanes", "smooth"]

@@ -29,7 +29,16 @@ import warp as wp
 from jaxtyping import Float
 from torch import Tensor
 
-from flowshade.gbuffer import kernels, light_kernels, path_kernels, plain_kernels, ray_kernels, shade
+from flowshade.gbuffer import (
+    kernels,
+    light_kernels,
+    path_kernels,
+    plain_kernels,
+    plain_path_kernels,
+    ray_kernels,
+    shade,
+    wave_kernels,
+)
 from flowshade.gbuffer._casters import CasterMeshes
 from flowshade.gbuffer._scene import SceneArrays
 from flowshade.gbuffer.environment import Environment, load_environment, with_sun
@@ -38,7 +47,7 @@ from flowshade.types import CHANNELS, Camera, GBuffer
 
 _ROWS_A_BAND = 16
 _RAYS_AT_ONCE = 2**21
-"""Rays of direct light that are followed together, for which there is memory (44 bytes each); at least one a pixel."""
+"""Rays that are followed together, for which there is memory (44 or 69 bytes each); at least one a pixel."""
 _MAX_PIXELS = 2**27
 _KEPT_LIGHTS = 64
 _BRIGHTEST = 24.0  # exposed radiance at which one path is held: the tone curve has long been white
@@ -90,8 +99,8 @@ class Tracer:
             reference: "direct" shades with `sun_rays` and `sky_rays`; "paths" traces paths (see `path_kernels`).
             paths: path samples a pixel, a multiple of 4.
             bounces: surfaces that a path may visit after the one that is seen; each gives light on.
-            plain: direct light by the plain kernels, against geoms exactly as they are: slow, and what the others are
-                tested against.
+            plain: rays of both references by the plain kernels, against geoms exactly as they are: slow, and what the
+                others are tested against.
 
         Raises:
             ValueError: an unknown channel or reference, an impossible size or number of samples, or a geom type
@@ -146,6 +155,7 @@ class Tracer:
         self._casters: CasterMeshes | None = None
         self._ray_arrays: Any = None
         self._path_arrays: Any = None
+        self._wave_arrays: Any = None
         self._kept: list[Any] = []  # arrays that structs refer to by address only
 
     @property
@@ -301,14 +311,14 @@ class Tracer:
         scene, view, hits, casters, rays = self._scene.struct, self._view, self.hits, self._casters_now(), self._rays()
         pixels = self.size[0] * self.size[1]
         self.launch(ray_kernels.start_rays, [scene, view, light], [hits, *surface, lit])
-        for first, lanes in self._rounds(self.sun_rays if light.has_sun else 0):
+        for first, lanes in self._rounds(self.sun_rays if light.has_sun else 0, self._lanes_at_once):
             given = [first, self.sun_rays, turn, hits, lit, rays]
             self.launch_dealt(ray_kernels.trace_sun, [casters, view, light], given, lanes)
             self.launch(ray_kernels.pool_sun, [], [pixels, lanes, self.sun_rays, rays, lit])
         if light.lamp_count and any(light.lamps):
             self.launch(ray_kernels.gather_lamps, [casters, scene, view, light], [turn, hits, *surface, lit])
         mirror = self.sky_rays  # the lane after the hemisphere's
-        for first, lanes in self._rounds(mirror + 1):
+        for first, lanes in self._rounds(mirror + 1, self._lanes_at_once):
             self.launch_dealt(
                 ray_kernels.trace_bounces, [casters, view], [first, mirror, turn, hits, lit, rays], lanes
             )  # fmt: skip
@@ -322,9 +332,9 @@ class Tracer:
                 self.launch_dealt(ray_kernels.trace_shadows, [casters, view, light], [rays], lanes)
             self.launch(ray_kernels.pool_bounces, [], [pixels, first, lanes, mirror, rays, lit])
 
-    def _rounds(self, lanes: int) -> list[tuple[int, int]]:
-        """First lane and number of lanes of each round, as even as they can be."""
-        most = self._lanes_at_once
+    @staticmethod
+    def _rounds(lanes: int, most: int) -> list[tuple[int, int]]:
+        """First lane and number of lanes of each round, at most `most`, as even as they can be."""
         rounds = -(-lanes // most)
         edges = [lanes * k // rounds for k in range(rounds + 1)] if rounds else [0]
         return [(first, last - first) for first, last in itertools.pairwise(edges)]
@@ -354,14 +364,9 @@ class Tracer:
     ) -> None:  # fmt: skip
         scene, view = self._scene.struct, self._view
         emitters, paths, now, then = self._path_buffers()
-        samples = self.paths // path_kernels.LANES
         limit = _BRIGHTEST / max(look.exposure, 1e-3)
-        self.launch_dealt(
-            path_kernels.trace_paths,
-            [scene, view, light, emitters],
-            [samples, self.bounces, limit, seed % _SEEDS, self.hits, *surface, paths],
-            path_kernels.LANES,
-        )
+        walk = self._walk_plainly if self._plain else self._walk
+        walk(light, emitters, surface, limit, seed % _SEEDS, paths)
         self.launch(path_kernels.pool_lanes, [], [paths, now])
         for stride in _STRIDES:
             self.launch(path_kernels.smooth, [view, light], [stride, self.hits, surface[1], now, then])
@@ -371,6 +376,66 @@ class Tracer:
             [scene, view, light],
             [int(display), self._offsets, self.hits, *surface, self._materials["emission"], now, rgb],
         )
+
+    def _walk_plainly(
+        self, light: Any, emitters: Any, surface: list[Any], limit: float, turn: int, paths: Any
+    ) -> None:  # fmt: skip
+        samples = self.paths // path_kernels.LANES
+        given = [samples, self.bounces, limit, turn, self.hits, *surface, paths]
+        before = [self._scene.struct, self._view, light, emitters]
+        self.launch_dealt(plain_path_kernels.trace_paths, before, given, path_kernels.LANES)
+
+    def _walk(
+        self, light: Any, emitters: Any, surface: list[Any], limit: float, turn: int, paths: Any
+    ) -> None:  # fmt: skip
+        """Light that is aimed at, paths, and light in fog: a few lanes of rays at a time, all pixels together."""
+        scene, view, hits, casters = self._scene.struct, self._view, self.hits, self._casters_now()
+        walks, aims, diffuse = self._wave_buffers()
+        pixels, samples = self.size[0] * self.size[1], self.paths // path_kernels.LANES
+        lamps = bool(light.lamp_count and any(light.lamps))
+        self.launch(wave_kernels.clear_paths, [], [paths, diffuse])
+        if light.has_sun or lamps or (emitters.count and any(light.lamps)) or light.sky_aimed:
+            for first, lanes in self._rounds(self.paths, self._walks_at_once):
+                given = [first, lanes, samples, turn, hits, *surface, aims]
+                self.launch_dealt(wave_kernels.aim_first, [scene, view, light, emitters], given, lanes)
+                self.launch_dealt(wave_kernels.trace_aims, [casters, view], [aims], lanes * wave_kernels.AIMS)
+                self.launch(wave_kernels.pool_first, [], [pixels, first, lanes, samples, aims, paths])
+        each = max(samples, 2)
+        for first, lanes in self._rounds(each * path_kernels.LANES, self._walks_at_once):
+            given = [first, samples, each, turn, hits, *surface, walks]
+            self.launch_dealt(wave_kernels.start_walks, [scene, view, light], given, lanes)
+            for bounce in range(self.bounces):
+                self.launch_dealt(wave_kernels.trace_walks, [casters, view], [walks], lanes)
+                given = [first, lanes, bounce, turn, walks, aims]
+                self.launch_dealt(wave_kernels.visit_walks, [casters, scene, view, light, emitters], given, lanes)
+                self.launch_dealt(wave_kernels.aim_walks, [scene, view, light, emitters], given, lanes)
+                self.launch_dealt(wave_kernels.trace_aims, [casters, view], [aims], lanes * wave_kernels.AIMS)
+            given = [pixels, first, lanes, each, limit, walks, aims, paths, diffuse]
+            self.launch(wave_kernels.pool_walks, [], given)
+        self.launch(wave_kernels.end_walks, [], [paths, diffuse])
+        if light.fog_density > 0 and (light.has_sun or lamps):
+            for first, lanes in self._rounds(self.paths, self._walks_at_once):
+                given = [first, lanes, samples, turn, hits, aims]
+                self.launch_dealt(wave_kernels.aim_shafts, [scene, view, light], given, lanes)
+                self.launch_dealt(wave_kernels.trace_aims, [casters, view], [aims], lanes * 2)
+                self.launch(wave_kernels.pool_shafts, [], [pixels, first, lanes, samples, aims, paths])
+
+    @property
+    def _walks_at_once(self) -> int:
+        each = max(self.paths // path_kernels.LANES, 2) * path_kernels.LANES
+        return max(1, min(_RAYS_AT_ONCE // (self.size[0] * self.size[1] * (1 + wave_kernels.AIMS)), each))
+
+    def _wave_buffers(self) -> Any:
+        """Paths on their way, their shadow rays, and how many were diffuse; made at the first use."""
+        if self._wave_arrays is None:
+            pixels = self.size[0] * self.size[1]
+            walks = pixels * self._walks_at_once
+            self._wave_arrays = (
+                self._filled(wave_kernels.Walks, walks),
+                self._filled(wave_kernels.Aims, walks * wave_kernels.AIMS),
+                wp.zeros(pixels * path_kernels.LANES, dtype=int, device=self._wp_device),
+            )
+        return self._wave_arrays
 
     def _path_buffers(self) -> Any:
         """Emitters, what paths find by lane, and twice that by pixel; made at the first use."""
@@ -660,9 +725,14 @@ def _same_camera(a: Camera, b: Camera | None) -> bool:
 
 
 def _init_warp() -> None:
-    """Starts Warp without its greeting; a log level that the user has set is left alone."""
+    """Starts Warp without its greeting, to compile for the very GPU; what the user has set is left alone.
+
+    Binaries are what can be compiled ahead (`tools/offline.py`); PTX the driver would have to translate once more.
+    """
     if wp.config.log_level == wp.LOG_INFO:
         wp.config.log_level = wp.LOG_WARNING
+    if wp.config.cuda_output is None:
+        wp.config.cuda_output = "cubin"
     if torch.cuda.is_available():
         wp.init()
         return
