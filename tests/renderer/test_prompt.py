@@ -106,8 +106,15 @@ def test_a_bank_of_another_encoder_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     path = tmp_path / "bank.safetensors"
-    save_file({"tokens": torch.zeros(1, WIDTH), "offsets": torch.tensor([0, 1])}, path, metadata={"encoder": "other"})
+    tensors, told = {"tokens": torch.zeros(1, WIDTH), "offsets": torch.tensor([0, 1])}, {"encoder": "other"}
+    save_file(tensors, path, metadata={**told, "texts": '["a"]'})
     with pytest.raises(PromptError, match="made by encoder 'other'"):
+        CaptionBank.load(path)
+    save_file(tensors, path, metadata=told)
+    with pytest.raises(PromptError, match="holds no captions"):
+        CaptionBank.load(path)
+    path.write_text("captions")
+    with pytest.raises(PromptError, match="is no caption bank"):
         CaptionBank.load(path)
     with pytest.raises(PromptError, match="does not exist"):
         CaptionBank.load(tmp_path / "none.safetensors")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from flowshade.checkpoints.store import default_weights
 from flowshade.cli import main
 from flowshade.errors import FlowshadeError
 from flowshade.evaluation.suites import LADDERS
@@ -38,7 +39,7 @@ def made(monkeypatch) -> list[tuple]:
     monkeypatch.setattr(RecordedTrainer, "made", [])
     monkeypatch.setattr(run, "Trainer", RecordedTrainer)
     monkeypatch.setattr(run, "load_banks", lambda folder: ("looks of", folder))
-    monkeypatch.setattr(run, "check_start", lambda path: None)
+    monkeypatch.setattr(run, "check_start", lambda path, expected: None)
     return RecordedTrainer.made
 
 
@@ -54,6 +55,13 @@ def test_options_reach_the_run(made, capsys) -> None:
     halved = tuple(dataclasses.replace(stage, seconds=stage.seconds / 2) for stage in (codec, flow))
     assert config == dataclasses.replace(compact_training(), stages=halved, seed=3, device="cpu")
     assert "trained renderer: trained.safetensors" in capsys.readouterr().out
+
+
+def test_weights_of_another_kind_are_refused_before_captions_are_made(tmp_path: Path, capsys) -> None:
+    start = str(default_weights().with_name("compact-inverse.safetensors"))
+    assert main(["train", "debug", "-o", str(tmp_path / "out"), "--start", start]) == 2
+    assert "holds weights of the inverse and this run trains the renderer" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_module_is_the_command(tmp_path: Path) -> None:

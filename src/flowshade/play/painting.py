@@ -128,11 +128,12 @@ class Models:
         return [done.result() for done in self.submit(canvases, windows, steps)]
 
     def close(self) -> None:
-        """Ends the thread after the call it is making; windows that wait fail."""
+        """Ends the thread after the call it is making; windows that wait fail. Loading is not waited for."""
         with self._waiting:
             self._closing = True
             self._waiting.notify_all()
-        self._thread.join()
+        if self._loaded.is_set():
+            self._thread.join()
 
     # The painting thread ----------------------------------------------------------------------------------------------
 

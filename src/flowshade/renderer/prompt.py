@@ -19,11 +19,12 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from flowshade.errors import MissingDependencyError, PromptError
 from flowshade.files import write_tensors
+from flowshade.progress import Progress
 from flowshade.renderer.transformer import TextContext
 
 WIDTH = 384
@@ -155,11 +156,16 @@ class CaptionBank:
         return len(self.texts)
 
     @classmethod
-    def build(cls, texts: Sequence[str], encoder: PromptEncoder) -> CaptionBank:
+    def build(
+        cls, texts: Sequence[str], encoder: PromptEncoder, progress: Progress = lambda done, total: None
+    ) -> CaptionBank:
         """Encodes texts once; duplicates are kept, so that indices stay the caller's."""
         if not texts:
             raise PromptError("CaptionBank.build got no texts; give at least one.")
-        rows = [encoder.encode([text]).tokens[0].cpu() for text in texts]  # each [S, 384]
+        rows = []
+        for text in texts:
+            rows.append(encoder.encode([text]).tokens[0].cpu())  # [S, 384]
+            progress(len(rows), len(texts))
         ends = torch.tensor([0, *(row.shape[0] for row in rows)]).cumsum(0)
         return cls(texts=tuple(texts), tokens=torch.cat(rows).half(), offsets=ends)
 
@@ -229,14 +235,20 @@ class CaptionBank:
         path = Path(path) / CAPTIONS_FILE if Path(path).is_dir() else Path(path)
         if not path.is_file():
             raise PromptError(f"caption bank {path} does not exist; make it with: flowshade train captions -o FOLDER")
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("encoder") != ENCODER_ID or "texts" not in metadata:
-                raise PromptError(
-                    f"{path} was made by encoder {metadata.get('encoder', 'unknown')!r}; expected {ENCODER_ID!r}. "
-                    "Build it again with CaptionBank.build."
-                )
-            tokens, offsets = file.get_tensor("tokens"), file.get_tensor("offsets")
+        make = "make one with: flowshade train captions -o FOLDER"
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if "texts" not in metadata:
+                    raise PromptError(f"{path} holds no captions; expected a caption bank: {make}")
+                if metadata.get("encoder") != ENCODER_ID:
+                    raise PromptError(
+                        f"{path} was made by encoder {metadata.get('encoder', 'unknown')!r}; expected {ENCODER_ID!r}: "
+                        f"{make}"
+                    )
+                tokens, offsets = file.get_tensor("tokens"), file.get_tensor("offsets")
+        except SafetensorError as error:
+            raise PromptError(f"{path} is no caption bank, or a damaged one ({error}); {make}") from error
         return cls(texts=tuple(json.loads(metadata["texts"])), tokens=tokens, offsets=offsets)
 
 

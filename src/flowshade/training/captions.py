@@ -19,6 +19,7 @@ import numpy as np
 from flowshade.errors import FlowshadeError
 from flowshade.files import write_json
 from flowshade.gbuffer.look import LOOKS, Look, sample_look
+from flowshade.progress import Progress
 from flowshade.renderer.prompt import CAPTIONS_FILE, CaptionBank, PromptEncoder
 
 LOOKS_FILE = "looks.json"
@@ -83,6 +84,7 @@ def build_banks(
     looks: int = 450,
     seed: int = 0,
     further: Sequence[str] = (),
+    progress: Progress = lambda done, total: None,
 ) -> tuple[LookBank, CaptionBank]:
     """Draws looks and writes three captions for each: canonical, free, and one of them after a scene description.
 
@@ -92,6 +94,7 @@ def build_banks(
         looks: how many looks besides the canonical ones, which come first.
         seed: of looks and wordings.
         further: captions that go into the bank too; no look draws them.
+        progress: told how many captions are embedded.
     """
     rng = random.Random(seed)
     drawn = [*LOOKS.values(), *(sample_look(rng) for _ in range(looks))]
@@ -115,7 +118,7 @@ def build_banks(
         rows.append(tuple(range(len(texts), len(texts) + len(captions))))
         texts.extend(captions)
     bank = LookBank(looks=tuple(drawn), captions=tuple(rows), kinds=tuple(kinds))
-    return bank, CaptionBank.build([*texts, *further], encoder)
+    return bank, CaptionBank.build([*texts, *further], encoder, progress)
 
 
 def world_descriptions(kinds: Sequence[str], worlds: int = WORLDS_DESCRIBED) -> dict[str, list[str]]:

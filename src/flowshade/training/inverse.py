@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from flowshade.checkpoints.store import save_inverse
+from flowshade.checkpoints.store import INVERSE_FORMAT, save_inverse
 from flowshade.codec.encoding import EncodingProfile
 from flowshade.gbuffer.view import DEPTH_SCALE_METRES
 from flowshade.inverse.network import STRIDE, Estimate, InverseConfig, InverseState
@@ -301,6 +302,7 @@ def _with_first(values: Tensor) -> Tensor:
 class InverseModelsConfig:
     """What the inverse's stage trains, and on what."""
 
+    format: ClassVar[str] = INVERSE_FORMAT
     inverse: InverseConfig
     profile: EncodingProfile = EncodingProfile()
     degradation: Degradation = Degradation()

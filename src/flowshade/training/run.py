@@ -13,6 +13,7 @@ from flowshade.device import choose_device
 from flowshade.errors import FlowshadeError, MissingDependencyError
 from flowshade.evaluation.perceptual import Trunk
 from flowshade.presets import TRAININGS
+from flowshade.progress import progress_bar
 from flowshade.training.captions import build_banks, has_banks, load_banks, save_banks, world_descriptions
 from flowshade.training.processes import Processes, joined
 from flowshade.training.stages import StageConfig
@@ -39,7 +40,10 @@ def write_captions(folder: Path, *, seed: int = 0) -> None:
     if folder.exists() and not folder.is_dir():
         raise FlowshadeError(f"captions go into the folder {folder}, which is a file; give a folder.")
     told = [caption for ladder in LADDERS for caption in ladder.captions]
-    save_banks(folder, *build_banks(world_descriptions(tuple(WORLDS)), PromptEncoder(), seed=seed, further=told))
+    worlds = world_descriptions(tuple(WORLDS))
+    with progress_bar("embedding captions", "captions") as progress:
+        banks = build_banks(worlds, PromptEncoder(), seed=seed, further=told, progress=progress)
+    save_banks(folder, *banks)
     try:
         Trunk.load("vgg").save(folder / TRUNK, layers=TRUNK_LAYERS)
     except MissingDependencyError as error:
@@ -80,19 +84,19 @@ def train(
     if folder.exists() and not folder.is_dir():
         raise FlowshadeError(f"the run's folder {folder} is a file; give a folder, or a name that is free.")
     with joined(config.device) as processes:
-        banks = processes.jointly(_find_banks, folder, captions, start, config.seed, processes.first)
+        if start is not None:
+            processes.jointly(check_start, start, config.models.format)  # before captions are made
+        banks = processes.jointly(_find_banks, folder, captions, config.seed, processes.first)
         return processes.jointly(_make_trainer, config, folder, banks, start, processes).run()
 
 
-def _find_banks(folder: Path, captions: Path | None, start: Path | None, seed: int, first: bool) -> Path:
+def _find_banks(folder: Path, captions: Path | None, seed: int, first: bool) -> Path:
     """The folder of captions, made by the first process if need be."""
-    if start is not None:
-        check_start(start)  # before captions are made
     if captions is not None:
         return captions
     captions = folder / "captions"
     if first and not has_banks(captions):
-        print(f"making captions in {captions} (about a minute)", flush=True)
+        print(f"making captions in {captions} (minutes on a CPU; --captions takes another run's)", flush=True)
         write_captions(captions, seed=seed)
     return captions
 

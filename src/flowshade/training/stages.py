@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from flowshade.checkpoints.store import save_renderer
+from flowshade.checkpoints.store import FORMAT, save_renderer
 from flowshade.codec.decoder import DecoderState
 from flowshade.codec.encoder import PictureEncoder, PictureEncoderConfig
 from flowshade.codec.encoding import EncodingProfile
@@ -122,6 +122,7 @@ class Trainable(Protocol):
 class ModelsConfig:
     """What the renderer's stages train."""
 
+    format: ClassVar[str] = FORMAT
     renderer: RendererConfig
     picture_encoder: PictureEncoderConfig
 

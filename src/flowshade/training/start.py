@@ -16,20 +16,29 @@ PREFIXES = {FORMAT: "renderer.", INVERSE_FORMAT: "inverse."}
 """Format of a file of weights -> where its model stands among those that are trained."""
 
 
-def check_start(path: Path) -> None:
+def check_start(path: Path, expected: str) -> None:
     """Whether a run can begin from a file of this kind; reads none of its tensors.
 
+    Args:
+        path: of the file.
+        expected: the format of the weights that the run trains, a key of `PREFIXES`.
+
     Raises:
-        CheckpointError: no such file, or neither a run's checkpoint nor weights.
+        CheckpointError: no such file, neither a run's checkpoint nor weights, or weights of another kind.
     """
-    _prefix(path)
+    found, own = _prefix(path), PREFIXES[expected]
+    if found not in (None, own):
+        raise CheckpointError(
+            f"{path} holds weights of the {found.rstrip('.')} and this run trains the {own.rstrip('.')}; give weights "
+            "of that, or the preset that trains these."
+        )
 
 
 def load_start(path: Path) -> dict[str, Tensor]:
     """The tensors of a run's `checkpoint.safetensors` (its averages), or of a renderer's or an inverse's weights.
 
     Raises:
-        CheckpointError: as `check_start` does.
+        CheckpointError: no such file, or neither a run's checkpoint nor weights.
     """
     prefix = _prefix(path)
     if prefix is None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from flowshade.training.start import begin_from, load_start
 
 class TrainableConfig(Protocol):
     """Describes what is trained; two of the same values compare equal."""
+
+    format: ClassVar[str]
+    """Of the files of weights that come out."""
 
     def build(self) -> nn.Module:
         """Models with fresh weights, which are `Trainable` too."""
