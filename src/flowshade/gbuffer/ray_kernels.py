@@ -109,14 +109,14 @@ def nearest(casters: Casters, o: wp.vec3, d: wp.vec3, limit: float) -> Meeting:
 
 
 @wp.func
-def blocked(casters: Casters, o: wp.vec3, d: wp.vec3) -> bool:
-    """Whether anything that casts shadows lies along a ray."""
+def blocked(casters: Casters, o: wp.vec3, d: wp.vec3, limit: float) -> bool:
+    """Whether anything that casts shadows lies along a ray nearer than `limit`."""
     for k in range(casters.shadowing):
-        if wp.mesh_query_ray_anyhit(casters.meshes[k], o, d, _MISS):
+        if wp.mesh_query_ray_anyhit(casters.meshes[k], o, d, limit):
             return True
     for k in range(casters.planes):
         shape = casters.shapes[casters.first_plane + k]
-        if shape.casts_shadow != 0 and plane_distance(shape, o, d, _MISS) < _MISS:
+        if shape.casts_shadow != 0 and plane_distance(shape, o, d, limit) < limit:
             return True
     return False
 
@@ -168,7 +168,7 @@ def trace_sun(
             pixel = pixel_width(view, column, row, hits.t[i])
             # Spread-out origins must stay above curved ground.
             origin = origin + ng * (0.1 * pixel) + sun_offset(ng, pixel, index, seed)
-        if not blocked(casters, origin, sun_ray(light, index, seed)):
+        if not blocked(casters, origin, sun_ray(light, index, seed), float(_MISS)):
             seen = 1.0
     rays.t[lane * view.width * view.height + i] = seen
 
@@ -223,7 +223,7 @@ def trace_shadows(casters: Casters, view: View, light: Light, first_row: int, ro
         return
     slot = (where[2] * view.height + first_row + where[1]) * view.width + where[0]
     sun = rays.sun[slot]
-    if sun[0] + sun[1] + sun[2] > 0.0 and not blocked(casters, rays.start[slot], light.sun_dir):
+    if sun[0] + sun[1] + sun[2] > 0.0 and not blocked(casters, rays.start[slot], light.sun_dir, float(_MISS)):
         rays.found[slot] = rays.found[slot] + sun
 
 

@@ -54,7 +54,7 @@ from flowshade.gbuffer.path_kernels import (
     toward_sky,
     visit,
 )
-from flowshade.gbuffer.ray_kernels import Casters, blocked_before, hit_of, nearest, plane_distance
+from flowshade.gbuffer.ray_kernels import Casters, blocked, blocked_before, hit_of, nearest
 
 wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 
@@ -125,14 +125,7 @@ def stopped(casters: Casters, o: wp.vec3, d: wp.vec3, free: float, ignored: int)
     """Whether anything that casts shadows, other than geom `ignored`, lies along a ray nearer than `free`."""
     if ignored >= 0:
         return blocked_before(casters, o, d, free, ignored)
-    for k in range(casters.shadowing):
-        if wp.mesh_query_ray_anyhit(casters.meshes[k], o, d, free):
-            return True
-    for k in range(casters.planes):
-        shape = casters.shapes[casters.first_plane + k]
-        if shape.casts_shadow != 0 and plane_distance(shape, o, d, free) < free:
-            return True
-    return False
+    return blocked(casters, o, d, free)
 
 
 @wp.func
