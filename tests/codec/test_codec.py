@@ -1,10 +1,12 @@
 """Encoders and the decoder: whole-clip equals streamed, nulls, statistics."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
-from flowshade.codec.decoder import GuidedDecoder
+from flowshade.codec.decoder import Glow, GuidedDecoder
 from flowshade.codec.encoder import BufferEncoder, BufferEncoderConfig, PictureEncoder
 from flowshade.codec.encoding import EncodingProfile
 from flowshade.presets import compact_renderer, debug_picture_encoder, debug_renderer
@@ -101,17 +103,39 @@ def test_decoder_looks_one_latent_back_and_no_further(decoder: GuidedDecoder) ->
     assert difference[8:].max() == 0
 
 
+@torch.no_grad()
 def test_a_missing_plane_is_its_constant_everywhere(decoder: GuidedDecoder) -> None:
     """What the decoder spares itself: planes at full size with the constants in their places."""
     planes = make_planes()
     planes.present[:, ::2] = False
     values, present = planes.values.flatten(0, 1), planes.present.repeat_interleave(12, 0)
-    quarter, half, albedo = decoder._guide(values, present)
+    decoder.glow = Glow(decoder.config.half)
+    quarter, half, albedo, emission = decoder._guide(values, present)
     null = decoder.null_planes[:, None, None]
     guide = torch.where(present[:, decoder.buffer_of_plane][:, :, None, None], values, null)
     torch.testing.assert_close(quarter, decoder.guide_quarter(guide))
     torch.testing.assert_close(half, decoder.guide_half(guide))
-    torch.testing.assert_close(albedo, guide[:, PROFILE.slices["albedo"]])
+    torch.testing.assert_close(albedo, (guide[:, PROFILE.slices["albedo"]] + 1) / 2)
+    torch.testing.assert_close(emission, (guide[:, PROFILE.slices["emission"]] + 1) / 2)
+
+
+@torch.no_grad()
+def test_what_refines_the_decoder_begins_as_nothing(decoder: GuidedDecoder) -> None:
+    refined = GuidedDecoder(dataclasses.replace(decoder.config, refined=True), PROFILE).eval()
+    state = {**refined.state_dict(), **decoder.state_dict()}
+    added = state.keys() - decoder.state_dict().keys()
+    assert added and not any(state[name].any() for name in added)
+    refined.load_state_dict(state)
+    planes = make_planes(batch=1, frames=4)
+    latents = make_latents(planes)
+    plain = decoder(latents, planes)
+    torch.testing.assert_close(refined(latents, planes), plain, rtol=0, atol=1e-6)
+    assert refined.glow is not None and refined.spread is not None
+    torch.nn.init.ones_(refined.glow.gain.bias)
+    emission = (planes.values[:, :, PROFILE.slices["emission"]] + 1) / 2
+    torch.testing.assert_close(refined(latents, planes), plain + emission)
+    torch.nn.init.normal_(refined.spread.affinity.weight)
+    assert not torch.allclose(refined(latents, planes), plain + emission)
 
 
 @pytest.mark.parametrize("buffer", range(len(PROFILE.buffers)))

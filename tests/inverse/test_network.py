@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flowshade.checkpoints.store import load_inverse_file, load_state, save_inverse, save_state
-from flowshade.inverse.network import DIRECTIONS, VALUES, ConvGRU, Estimate, InverseNetwork, propagate
+from flowshade.inverse.network import VALUES, ConvGRU, Estimate, InverseNetwork
 from flowshade.inverse.stream import Inverse
 from flowshade.presets import compact_inverse, debug_inverse
 
@@ -127,29 +127,6 @@ def test_what_refines_begins_as_nothing_and_old_files_load(tmp_path):
     old = load_inverse_file(tmp_path / "old.safetensors")
     assert not old.config.refined
     assert torch.equal(old.network(rgb)[0].normal, plain.network(rgb)[0].normal)
-
-
-@pytest.mark.parametrize("reach", [1, 3])
-def test_propagation_is_a_sum_over_neighbours(reach: int):
-    values, affinity = torch.rand(1, 2, 7, 9), torch.randn(1, 8, 7, 9)
-    mixed = propagate(values, affinity, reach)
-    for row, column in ((3, 4), (0, 0), (6, 8)):
-        here = values[0, :, row, column]
-        expected = here.clone()
-        for index, (y, x) in enumerate(DIRECTIONS):
-            at = min(max(row + reach * y, 0), 6), min(max(column + reach * x, 0), 8)
-            expected += affinity[0, index, row, column] * (values[0, :, at[0], at[1]] - here)
-        torch.testing.assert_close(mixed[0, :, row, column], expected, atol=1e-5, rtol=1e-5)
-    sharper = propagate(torch.tensor([[[[0.0, 0.2, 0.8, 1.0]]]]), _towards(reach=1), 1)
-    torch.testing.assert_close(sharper, torch.tensor([[[[0.0, 0.0, 1.0, 1.0]]]]))
-
-
-def _towards(reach: int) -> torch.Tensor:
-    """Affinities that take the left neighbour's value in the left half and the right one's in the right."""
-    affinity = torch.zeros(1, 8, 1, 4)
-    affinity[:, DIRECTIONS.index((0, -1)), :, :2] = 1
-    affinity[:, DIRECTIONS.index((0, 1)), :, 2:] = 1
-    return affinity
 
 
 def test_the_model_that_ships_is_small():

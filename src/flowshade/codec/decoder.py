@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from flowshade.codec.encoder import STRIDE, check_clip
 from flowshade.codec.encoding import EncodingProfile
 from flowshade.nn.conv import PatchConv, ResidualBlock, channels_last, map_frames
+from flowshade.nn.fields import ADDED_LATER
+from flowshade.nn.propagation import DIRECTIONS, bounded, propagate
 from flowshade.types import FRAMES_PER_LATENT, Planes
 
 
@@ -36,6 +38,9 @@ class DecoderConfig:
     """Channels of the buffers at 1/4."""
     guide_half: int = 16
     """Channels of the buffers at 1/2."""
+    refined: bool = field(default=False, metadata=ADDED_LATER)
+    """With what keeps light on its side of an edge (`Spread`) and shows emission at full size (`Glow`). Added to
+    trained weights, both begin as nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +53,7 @@ class DecoderState:
 class GuidedDecoder(nn.Module):
     """Latents and buffers to pictures, `rgb = albedo_srgb * E + S` with E > 0 and S predicted at full size.
 
+    Refined, `rgb = albedo_srgb * E + emission * G + S`.
     A latent frame is decoded together with the one before it, the stream's first with itself. Carries the
     statistics that bring latents to zero mean and unit variance.
     """
@@ -61,6 +67,7 @@ class GuidedDecoder(nn.Module):
         self.config = config
         self.profile = profile
         self._albedo = profile.slices["albedo"]
+        self._emission = profile.slices["emission"]
         channels = config.latent_channels
         self.register_buffer("latent_mean", torch.zeros(channels))
         self.register_buffer("latent_std", torch.ones(channels))
@@ -77,6 +84,8 @@ class GuidedDecoder(nn.Module):
         self.guide_half = PatchConv(profile.planes, config.guide_half, 2)
         self.half_in = nn.Conv2d(config.carry_half + config.guide_half, config.half, 3, padding=1)
         self.half_out = nn.Conv2d(config.half, 4 * 6, 3, padding=1)
+        self.spread = Spread(config.quarter) if config.refined else None
+        self.glow = Glow(config.half) if config.refined else None
         self._start_neutral()
 
     def _start_neutral(self) -> None:
@@ -138,8 +147,8 @@ class GuidedDecoder(nn.Module):
         x = self.latent_out(F.silu(self.latent_block(self.latent_in(pairs))))
         return F.pixel_shuffle(x, 2)  # [N, 4 carry, H/4, W/4]
 
-    def _guide(self, values: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Buffers at 1/4 and at 1/2, and albedo; a learned constant stands in every plane that is missing.
+    def _guide(self, values: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Buffers at 1/4 and at 1/2, and at full size; a learned constant stands in every plane that is missing.
 
         Convolutions are linear, so that a constant's share is one vector a frame: no gradient goes back to full size.
         """
@@ -154,20 +163,68 @@ class GuidedDecoder(nn.Module):
             features = patches(values)
             return features + share[:, :, None, None].to(features.dtype)
 
-        albedo = values[:, self._albedo].float() + null[:, self._albedo, None, None].float()
-        return at(self.guide_quarter), at(self.guide_half), albedo
+        def unit(planes: slice) -> Tensor:
+            full = values[:, planes].float() + null[:, planes, None, None].float()
+            return (full + 1) / 2
+
+        emission = None if self.glow is None else unit(self._emission)
+        return at(self.guide_quarter), at(self.guide_half), unit(self._albedo), emission
 
     def _picture(self, features: Tensor, values: Tensor, present: Tensor) -> Tensor:
         """Frames' features and planes to display sRGB."""
-        quarter, half, albedo = self._guide(values, present)
+        quarter, half, albedo, emission = self._guide(values, present)
         x = channels_last(torch.cat([features, quarter], 1))
         x = F.silu(self.quarter_in(x))
         x = x + F.silu(self.quarter_mix(x))
+        x = x if self.spread is None else self.spread(x)
         x = F.pixel_shuffle(self.quarter_out(x), 2)
         x = channels_last(torch.cat([x, half], 1))
-        x = self.half_out(F.silu(self.half_in(F.silu(x))))
-        light, addition = F.pixel_shuffle(x, 2).contiguous().float().chunk(2, 1)  # [N, 3, H, W] each
-        return (albedo + 1) / 2 * F.softplus(light) + addition
+        x = F.silu(self.half_in(F.silu(x)))
+        light, addition = F.pixel_shuffle(self.half_out(x), 2).contiguous().float().chunk(2, 1)  # [N, 3, H, W] each
+        rgb = albedo * F.softplus(light) + addition
+        return rgb if self.glow is None else rgb + emission * self.glow(x)
+
+
+class Spread(nn.Module):
+    """Mixes features at 1/4 with their neighbours' by learned affinities, which begin as nothing.
+
+    Latents are too coarse to say on which side of an edge light falls; buffers say where edges are.
+    """
+
+    begins_as_nothing = True
+    REACHES = (4, 2)
+    """Pixels between a pixel and the eight neighbours it is mixed with, a round each."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.affinity = nn.Conv2d(channels, len(self.REACHES) * len(DIRECTIONS), 1)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, x: Float[Tensor, "N C h w"]) -> Float[Tensor, "N C h w"]:
+        affinities = self.affinity(x).chunk(len(self.REACHES), 1)  # [N, directions, h, w] each
+        for affinity, reach in zip(affinities, self.REACHES, strict=True):
+            x = propagate(x, bounded(affinity), reach)
+        return x
+
+
+class Glow(nn.Module):
+    """How strongly emission shows at full size, by colour; begins as nothing.
+
+    Args:
+        channels: of the features at 1/2.
+    """
+
+    begins_as_nothing = True
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.gain = nn.Conv2d(channels, 4 * 3, 1)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, x: Float[Tensor, "N C h w"]) -> Float[Tensor, "N 3 2*h 2*w"]:
+        return F.pixel_shuffle(self.gain(x), 2).float()
 
 
 def _per_channel(values: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from flowshade.nn.attention import Attention, FeedForward, KeysValues
 from flowshade.nn.conv import PatchConv, ResidualBlock
 from flowshade.nn.fields import ADDED_LATER
+from flowshade.nn.propagation import DIRECTIONS, bounded, propagate
 from flowshade.nn.rope import Rotation, rotation
 from flowshade.types import CHANNELS, CORE_CHANNELS
 
@@ -291,15 +292,13 @@ SPREAD = (*range(3, 9), VALUES - 1)
 picture's own edges already."""
 REACHES = (3, 1)
 """Pixels between a pixel and the eight neighbours it is mixed with, a round each."""
-DIRECTIONS = tuple((y, x) for y in (-1, 0, 1) for x in (-1, 0, 1) if (y, x) != (0, 0))
 
 
 class Propagation(nn.Module):
     """Mixes each pixel's values with its neighbours' by learned affinities, which begin as nothing.
 
-    Spatial propagation (Cheng et al. 2018, CSPN, arXiv 1808.00150) with affinities that need not be positive: a pixel
-    takes from those on its own side of an edge and moves away from those beyond. Absolute affinities sum to less than
-    one, so that values stay bounded. One set serves all planes of `SPREAD`: edges of geometry and materials coincide.
+    As `flowshade.nn.propagation.propagate`. One set serves all planes of `SPREAD`: edges of geometry and materials
+    coincide.
 
     Args:
         channels: of the decoder's features at 1/2, which have seen the picture.
@@ -321,22 +320,8 @@ class Propagation(nn.Module):
         before, spread, error, sky = values.split([SPREAD[0], len(SPREAD) - 1, len(CORE_CHANNELS), 1], 1)
         spread = torch.cat([spread, sky], 1)  # [N, 7, H, W]
         for reach, part in zip(REACHES, raw.chunk(len(REACHES), 1), strict=True):
-            spread = propagate(spread, part / (1 + part.abs().sum(1, keepdim=True)), reach)
+            spread = propagate(spread, bounded(part), reach)
         return torch.cat([before, spread[:, :-1], error, spread[:, -1:]], 1)
-
-
-def propagate(
-    values: Float[Tensor, "N C H W"], affinity: Float[Tensor, "N 8 H W"], reach: int
-) -> Float[Tensor, "N C H W"]:
-    """One round: values plus, for each of `DIRECTIONS`, affinity times how the neighbour's differ; edges repeat."""
-    height, width = values.shape[-2:]
-    padded = F.pad(values, (reach,) * 4, mode="replicate")
-    result = values * (1 - affinity.sum(1, keepdim=True))
-    for index, (y, x) in enumerate(DIRECTIONS):
-        top, left = reach * (1 + y), reach * (1 + x)
-        neighbour = padded[..., top : top + height, left : left + width]
-        result = torch.addcmul(result, affinity[:, index : index + 1], neighbour)
-    return result
 
 
 def _estimate(values: Float[Tensor, "B T V H W"], rgb: Float[Tensor, "B T 3 H W"]) -> Estimate:
