@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from flowshade.budget import Rates, count, measure_rates
 from flowshade.codec.tiny import GroupedEncoderConfig, TinyDecoderConfig
@@ -272,9 +273,12 @@ def first_windows(renderer: FlashRenderer, setting: Setting, count: int = COMPAR
     made, latents = [], setting.window // FRAMES_PER_LATENT
     for window in range(count):
         frames = renderer.push(planes(setting, window, renderer.device), steps=setting.steps).rgb
-        newest = renderer.memory.view().latents[:, :, -latents:]  # [1, C, L, h, w]
-        shape = (newest.shape[1], *newest.shape[3:])
-        made.append((newest - stream_noise(0, window * latents, latents, shape, newest.device), frames))
+        history = renderer.memory.view()
+        assert history is not None
+        newest = history.latents[:, :, -latents:]  # [1, C, L, h, w]
+        channels, height, width = newest[0, :, 0].shape
+        noise = stream_noise(0, window * latents, latents, (channels, height, width), newest.device)
+        made.append((newest - noise, frames))
     return made
 
 
@@ -306,7 +310,7 @@ def top_kernels(function: Callable[[], object], device: torch.device, rows: int 
         synchronise(device)
     times: dict[str, tuple[float, int]] = {}
     for event in profiler.key_averages():
-        if cuda and event.device_type != torch.autograd.DeviceType.CUDA:
+        if cuda and event.device_type.name != "CUDA":
             continue  # an operation's own row repeats its kernels' time
         spent = event.self_device_time_total if cuda else event.self_cpu_time_total
         times[event.key] = (spent / 1000 / runs, event.count // runs)
@@ -369,7 +373,7 @@ def plain_network(renderer: FlashRenderer, size: tuple[int, int], steps: int, wi
 
     config, device, dtype = renderer.transformer.config, renderer.device, renderer.transformer.dtype
     with torch.device(device):
-        network = HeliosTransformer3DModel(
+        network: nn.Module = HeliosTransformer3DModel(
             num_attention_heads=config.heads,
             attention_head_dim=config.head_dim,
             in_channels=config.latent_channels + config.buffer_channels,
@@ -381,7 +385,7 @@ def plain_network(renderer: FlashRenderer, size: tuple[int, int], steps: int, wi
             rope_dim=config.rope_dims,
             is_amplify_history=config.amplify_history,
         )
-    network = network.to(dtype).eval().requires_grad_(False)
+    network = nn.Module.to(network, dtype).eval().requires_grad_(False)  # diffusers types its own otherwise
     channels, h, w = config.latent_channels + config.buffer_channels, size[0] // 8, size[1] // 8
     latents = window // FRAMES_PER_LATENT
 

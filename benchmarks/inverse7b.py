@@ -95,8 +95,8 @@ def build(options: argparse.Namespace, tiny: bool, device: torch.device, dtype: 
     with default_dtype(dtype), home:
         transformer = CosmosNetwork(network).eval().requires_grad_(False)
     with default_dtype(codec_dtype), home:
-        halves = CosmosEncoder(tokenizer), CosmosDecoder(tokenizer)
-    encoder, decoder = (half.to(home).eval().requires_grad_(False) for half in halves)
+        encoder = CosmosEncoder(tokenizer).eval().requires_grad_(False)
+        decoder = CosmosDecoder(tokenizer).eval().requires_grad_(False)
     chunk, overlap = (int(text) for text in options.window.split("/"))
     height, width = (int(text) for text in options.size.split("x"))
     config = DiffusionConfig(

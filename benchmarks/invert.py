@@ -115,6 +115,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="also write the results here")
     options = parser.parse_args(arguments)
     inverse = load_inverse(options.model, device=options.device)
+    if not isinstance(inverse, Inverse):
+        parser.error(f"--model got {options.model}; this measures compact inverses, inverse7b.py the others.")
     height, width = (options.size or ("480x832" if inverse.device.type == "cuda" else "240x416")).split("x")
     size = int(height), int(width)
     results = [measure(inverse, size=size, window=window, windows=options.windows) for window in options.window]

@@ -3,6 +3,7 @@
     python benchmarks/render.py                                  # 240x416 on a CPU, 480x832 on a GPU
     python benchmarks/render.py --size 480x832 --device cuda --steps 2 --window 16 --windows 100
     python benchmarks/render.py --device cuda --steps 2 --window 4 16 --variants plain triton+graphs inductor+graphs
+    python benchmarks/render.py --world street                   # physics and tracing of the buffers counted too
 
 Counted: encoding buffers that lie on the device, the history, the transformer's steps, decoding, and pictures lying on
 the device in [0, 1]. Not counted: reading, tracing and copying buffers, encoding text, writing video. The first windows
@@ -20,9 +21,10 @@ import resource
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
-from itertools import product
+from itertools import product, repeat
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,9 @@ from flowshade.types import FRAMES_PER_LATENT, Camera, GBuffer
 PROMPT_TOKENS = 24
 """Of a typical caption. Random embeddings stand for it: encoding text is not counted."""
 
+ENDLESS = 10**9
+"""Frames of a recording that is never waited for."""
+
 VARIANTS = ("plain", "torch", "triton", "inductor", "torch+graphs", "triton+graphs", "inductor+graphs")
 
 
@@ -54,6 +59,8 @@ class Result:
     model: str
     size: tuple[int, int]
     dtype: str
+    world: str | None
+    """Run and traced while it is rendered; None: the same buffers again and again."""
     steps: int
     window: int
     variant: str
@@ -95,6 +102,16 @@ def buffers(size: tuple[int, int], frames: int, device: torch.device) -> GBuffer
     return gbuffer.to(device)
 
 
+def traced(world: str, size: tuple[int, int], frames: int, device: torch.device) -> Iterator[GBuffer]:
+    """Windows of a world that runs and is traced as they are asked for."""
+    from flowshade.gbuffer.record import record
+    from flowshade.world import make_world
+
+    traced = record(make_world(world, 0), frames=ENDLESS, fps=24, size=size, device=device)
+    while True:
+        yield GBuffer.cat([next(traced)[0] for _ in range(frames)])
+
+
 def load(model: str, preset: str | None, dtype: str, device: torch.device) -> tuple[Renderer, str]:
     """A renderer and its name: the shipped weights if there are any, else random ones, which cost the same."""
     path = default_weights() if model == "compact" else Path(model)
@@ -122,11 +139,11 @@ def reset(renderer: Renderer) -> None:
     renderer.set_text(TextContext(tokens=tokens))
 
 
-def push(renderer: Renderer, window: GBuffer, steps: int) -> float:
-    """Seconds from buffers in memory to pictures in memory."""
+def push(renderer: Renderer, windows: Iterator[GBuffer], steps: int) -> float:
+    """Seconds from asking for buffers to pictures in memory."""
     synchronise(renderer.device)
     began = time.perf_counter()
-    renderer.push(window, steps=steps)
+    renderer.push(next(windows), steps=steps)
     synchronise(renderer.device)
     return time.perf_counter() - began
 
@@ -159,6 +176,7 @@ def measure(
     name: str,
     *,
     size: tuple[int, int],
+    world: str | None,
     steps: int,
     window: int,
     windows: int,
@@ -168,15 +186,16 @@ def measure(
     """Warms up, then times a new stream's first window, `windows` windows, and the stages of some more."""
     device = renderer.device
     clip = buffers(size, window, device)
-    first = clip[:FRAMES_PER_LATENT]
+    source = repeat(clip) if world is None else traced(world, size, window, device)
+    first = repeat(clip[:FRAMES_PER_LATENT]) if world is None else traced(world, size, FRAMES_PER_LATENT, device)
     first_frame = min(first_window(renderer, first, steps) for _ in range(3))
     reset(renderer)
     # Each latent frame of the past must exist before the cost is that of a long stream.
     for _ in range(-(-renderer.transformer.history_frames * FRAMES_PER_LATENT // window) + 4):
-        push(renderer, clip, steps)
+        push(renderer, source, steps)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    seconds = [push(renderer, clip, steps) for _ in range(windows)]
+    seconds = [push(renderer, source, steps) for _ in range(windows)]
     peak = peak_memory(device)
     return Result(
         hardware=hardware(),
@@ -184,6 +203,7 @@ def measure(
         date=date.today().isoformat(),
         model=name,
         size=size,
+        world=world,
         dtype=str(renderer.autocast_dtype or renderer.transformer.dtype).removeprefix("torch."),
         steps=steps,
         window=window,
@@ -194,23 +214,23 @@ def measure(
         median_ms=1000 * statistics.median(seconds),
         p99_ms=1000 * sorted(seconds)[min(int(0.99 * windows), windows - 1)],
         first_frame_ms=1000 * first_frame,
-        stages_ms=stage_times(renderer, clip, steps, max(windows // 4, 1)),
+        stages_ms=stage_times(renderer, source, steps, max(windows // 4, 1)),
         peak_memory_mib=peak / 2**20,
     )
 
 
-def first_window(renderer: Renderer, window: GBuffer, steps: int) -> float:
+def first_window(renderer: Renderer, windows: Iterator[GBuffer], steps: int) -> float:
     """Seconds that the first window of a new stream takes."""
     reset(renderer)
-    return push(renderer, window, steps)
+    return push(renderer, windows, steps)
 
 
-def stage_times(renderer: Renderer, clip: GBuffer, steps: int, windows: int) -> dict[str, float]:
+def stage_times(renderer: Renderer, source: Iterator[GBuffer], steps: int, windows: int) -> dict[str, float]:
     """Mean milliseconds a window of every stage."""
     timer = StageTimer(renderer.device)
     with watching(timer, renderer):
         for _ in range(windows):
-            push(renderer, clip, steps)
+            push(renderer, source, steps)
     return {name: 1000 * total / windows for name, total in timer.totals().items()}
 
 
@@ -228,6 +248,7 @@ def table(results: list[Result]) -> str:
         "hardware",
         "model",
         "size",
+        "world",
         "dtype",
         "steps",
         "window",
@@ -241,15 +262,16 @@ def table(results: list[Result]) -> str:
     rows.append(["---"] * len(rows[0]))
     for r in results:
         stages = [f"{r.stages_ms.get(name, 0):.1f}" for name in names]
-        what = [r.hardware, r.model, f"{r.size[0]}x{r.size[1]}", r.dtype, str(r.steps), str(r.window), r.variant]
+        setting = [f"{r.size[0]}x{r.size[1]}", r.world or "", r.dtype, str(r.steps), str(r.window), r.variant]
         speed = [f"{value:.1f}" for value in (r.frames_per_second, r.median_ms, r.p99_ms, r.first_frame_ms)]
-        rows.append([*what, *speed, *stages, f"{r.peak_memory_mib:.0f}", f"{r.differs:.1e}"])
+        rows.append([r.hardware, r.model, *setting, *speed, *stages, f"{r.peak_memory_mib:.0f}", f"{r.differs:.1e}"])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", help="HxW in pixels; by default 240x416 on a CPU and 480x832 on a GPU")
+    parser.add_argument("--world", help="run and trace this world while rendering, and count it")
     parser.add_argument("--device", help="by default a GPU when there is one")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--steps", type=int, nargs="+", default=[2], help="one row each")
@@ -271,7 +293,7 @@ def main() -> None:
         if time.perf_counter() - began > options.budget:
             print(f"{what}: not run, {options.budget:.0f} s are spent", flush=True)
             continue
-        setting = {"size": size, "steps": steps, "window": window, "windows": options.windows}
+        setting = {"size": size, "world": options.world, "steps": steps, "window": window, "windows": options.windows}
         try:
             results.append(measure_variant(renderer, name, variant, **setting))
         except FlowshadeError as error:  # a variant that this machine cannot run; the others go on

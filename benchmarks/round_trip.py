@@ -71,6 +71,8 @@ def main(arguments: list[str] | None = None) -> None:
         )
         clip = reference_clip(suite, 0, "cpu")
     renderer, inverse = load_renderer(options.model, device="cpu"), load_inverse(options.inverse, device="cpu")
+    if not isinstance(inverse, Inverse):
+        parser.error(f"--inverse got {options.inverse}; expected a compact inverse, since others leave channels out.")
     pictures = round_trip(clip, look, prompt, renderer, inverse)
     video = pictures["video"]
     print(f"{clip.kind}, {look}, {len(video)} frames of {video.shape[2]}x{video.shape[3]}: {prompt}\n")

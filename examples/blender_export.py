@@ -32,7 +32,7 @@ WITHOUT_SHADER = {"basecolor": (0.8, 0.8, 0.8, 1.0), "roughness": 1.0, "metallic
 
 def main() -> None:
     arguments = parse(sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else sys.argv[1:])
-    import bpy
+    import bpy  # pyright: ignore[reportMissingImports]: Blender brings it
 
     if arguments.blend is not None:
         bpy.ops.wm.open_mainfile(filepath=str(arguments.blend))

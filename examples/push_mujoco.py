@@ -42,7 +42,7 @@ ROOM = """
 """
 
 
-def main(video_path: str, seconds: float = 4.0, address: str = "ws://127.0.0.1:8765/push") -> None:
+def main(video_path: str, seconds: float, address: str) -> None:
     model = mujoco.MjModel.from_xml_string(ROOM)
     data = mujoco.MjData(model)
     tracers = [Tracer(model, size=SIZE) for _ in range(model.ncam)]
@@ -68,4 +68,8 @@ def main(video_path: str, seconds: float = 4.0, address: str = "ws://127.0.0.1:8
 if __name__ == "__main__":
     if not 2 <= len(sys.argv) <= 4:
         sys.exit(__doc__)
-    main(sys.argv[1], *map(float, sys.argv[2:3]), *sys.argv[3:])
+    main(
+        sys.argv[1],
+        seconds=float(sys.argv[2]) if len(sys.argv) > 2 else 4.0,
+        address=sys.argv[3] if len(sys.argv) > 3 else "ws://127.0.0.1:8765/push",
+    )

@@ -78,6 +78,18 @@ def test_render_benchmark(tmp_path: Path, monkeypatch, capsys) -> None:
         assert result["peak_memory_mib"] > 0
 
 
+def test_render_benchmark_counts_tracing(tmp_path: Path, monkeypatch) -> None:
+    benchmark = load("benchmarks/render.py", monkeypatch)
+    options = ["--preset", "debug", "--device", "cpu", "--size", "32x48", "--window", "4", "--windows", "2"]
+    monkeypatch.setattr(sys, "argv", ["render.py", *options, "--world", "rooms", "--json", str(tmp_path / "out.json")])
+    windows = benchmark.traced("rooms", (32, 48), 4, torch.device("cpu"))
+    first, second = next(windows), next(windows)
+    assert first.frames == second.frames == 4 and not torch.equal(first.depth, second.depth)
+    benchmark.main()
+    (result,) = json.loads((tmp_path / "out.json").read_text())
+    assert result["world"] == "rooms" and result["median_ms"] > sum(result["stages_ms"].values()) > 0
+
+
 @pytest.mark.parametrize("memory", ["full", "one_way"])
 def test_flash_benchmark(memory: str, tmp_path: Path, monkeypatch, capsys) -> None:
     benchmark = load("benchmarks/flash.py", monkeypatch)

@@ -16,8 +16,9 @@ from flowshade.training.trainer import TrainConfig
 
 
 def compact_renderer() -> RendererConfig:
-    """The model that ships: runs on two CPU cores, streams at 240x416."""
-    return RendererConfig(name="compact")
+    """The model that ships: runs on two CPU cores, streams at 240x416. Weights from before `refined` begin it where
+    they were."""
+    return RendererConfig(name="compact", decoder=DecoderConfig(refined=True))
 
 
 def compact_picture_encoder() -> PictureEncoderConfig:
@@ -31,7 +32,15 @@ def debug_renderer() -> RendererConfig:
         name="debug",
         encoder=BufferEncoderConfig(branches=(4, 4, 4, 4, 4, 4, 4), width=16, channels=16),
         decoder=DecoderConfig(
-            latent_channels=8, width=16, carry=8, quarter=16, carry_half=8, half=16, guide_quarter=8, guide_half=8
+            latent_channels=8,
+            width=16,
+            carry=8,
+            quarter=16,
+            carry_half=8,
+            half=16,
+            guide_quarter=8,
+            guide_half=8,
+            refined=True,
         ),
         transformer=TransformerConfig(
             latent_channels=8,
@@ -112,7 +121,7 @@ def compact_training() -> TrainConfig:
                 batch=24,
                 learning_rate=4e-4,
                 latent=0.0,
-                lpips=0.1,
+                lpips=0.2,
                 border=2.0,
                 drop=0.25,
                 drop_sun=0.6,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flowshade.codec.decoder import Glow, GuidedDecoder
+from flowshade.codec.decoder import GuidedDecoder
 from flowshade.codec.encoder import BufferEncoder, BufferEncoderConfig, PictureEncoder
 from flowshade.codec.encoding import EncodingProfile
 from flowshade.presets import compact_renderer, debug_picture_encoder, debug_renderer
@@ -109,7 +109,6 @@ def test_a_missing_plane_is_its_constant_everywhere(decoder: GuidedDecoder) -> N
     planes = make_planes()
     planes.present[:, ::2] = False
     values, present = planes.values.flatten(0, 1), planes.present.repeat_interleave(12, 0)
-    decoder.glow = Glow(decoder.config.half)
     quarter, half, albedo, emission = decoder._guide(values, present)
     null = decoder.null_planes[:, None, None]
     guide = torch.where(present[:, decoder.buffer_of_plane][:, :, None, None], values, null)
@@ -120,8 +119,9 @@ def test_a_missing_plane_is_its_constant_everywhere(decoder: GuidedDecoder) -> N
 
 
 @torch.no_grad()
-def test_what_refines_the_decoder_begins_as_nothing(decoder: GuidedDecoder) -> None:
-    refined = GuidedDecoder(dataclasses.replace(decoder.config, refined=True), PROFILE).eval()
+def test_what_refines_the_decoder_begins_as_nothing() -> None:
+    decoder = awake(GuidedDecoder(dataclasses.replace(CONFIG.decoder, refined=False), PROFILE)).eval()
+    refined = GuidedDecoder(CONFIG.decoder, PROFILE).eval()
     state = {**refined.state_dict(), **decoder.state_dict()}
     added = state.keys() - decoder.state_dict().keys()
     assert added and not any(state[name].any() for name in added)
