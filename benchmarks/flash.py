@@ -39,7 +39,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from flowshade.budget import Rates, count, measure_rates
 from flowshade.codec.tiny import GroupedEncoderConfig, TinyDecoderConfig
@@ -373,7 +372,7 @@ def plain_network(renderer: FlashRenderer, size: tuple[int, int], steps: int, wi
 
     config, device, dtype = renderer.transformer.config, renderer.device, renderer.transformer.dtype
     with torch.device(device):
-        network: nn.Module = HeliosTransformer3DModel(
+        network: Any = HeliosTransformer3DModel(
             num_attention_heads=config.heads,
             attention_head_dim=config.head_dim,
             in_channels=config.latent_channels + config.buffer_channels,
@@ -385,7 +384,7 @@ def plain_network(renderer: FlashRenderer, size: tuple[int, int], steps: int, wi
             rope_dim=config.rope_dims,
             is_amplify_history=config.amplify_history,
         )
-    network = nn.Module.to(network, dtype).eval().requires_grad_(False)  # diffusers types its own otherwise
+    network = network.to(dtype).eval().requires_grad_(False)
     channels, h, w = config.latent_channels + config.buffer_channels, size[0] // 8, size[1] // 8
     latents = window // FRAMES_PER_LATENT
 
