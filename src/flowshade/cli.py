@@ -1151,15 +1151,28 @@ def train(
     ] = None,
     device: Annotated[str | None, arg(metavar="NAME", help="Instead of the preset's.")] = None,
     capture: Annotated[bool, arg(help="Capture updates as CUDA graphs, for the renderer's stages on a GPU.")] = False,
+    settings: Annotated[
+        tuple[str, ...],
+        arg(
+            name="set",
+            metavar="NAME=VALUE ...",
+            help="Other settings than the preset's, such as rollout.lpips=0.1 clips.path_traced=0; docs/training.md.",
+        ),
+    ] = (),
+    export: Annotated[
+        Path | None,
+        arg(metavar="FILE", help="Train nothing: write the averaged weights of the run in DIR, over or not, to FILE."),
+    ] = None,
     distill: DistillFlags = NOTHING_DISTILLED,
 ) -> None:
     """Train a model of your own."""
     from flowshade.training import run
 
     if preset in ("codec-distill", "flash-distill", "texts"):
-        if start is not None or scale_time != 1 or capture:
+        if start is not None or scale_time != 1 or capture or settings or export is not None:
             raise FlowshadeError(
-                f"--start, --scale-time and --capture do not go with {preset}; see --student and --updates."
+                f"--start, --scale-time, --capture, --set and --export do not go with {preset}; see --student and "
+                "--updates."
             )
         _distill(preset, output, distill, texts=captions, seed=seed, stages=stages, device=device)
         return
@@ -1169,6 +1182,10 @@ def train(
     if preset == run.CAPTIONS:
         run.write_captions(output, seed=seed)
         print(f"captions and looks: {output}")
+        return
+    if export is not None:
+        run.export_average(preset, output, export, settings=settings)
+        print(f"averaged weights: {export}")
         return
     path = run.train(
         preset,
@@ -1180,6 +1197,7 @@ def train(
         stages=stages,
         device=device,
         capture=capture,
+        settings=settings,
     )
     print(f"trained renderer: {path}")
 

@@ -45,9 +45,9 @@ def windows_of(seed: int) -> list[GBuffer]:
     return windows
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 2e-4), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize(("dtype", "most", "mean"), [(None, 2e-4, 2e-5), (torch.bfloat16, 0.2, 0.01)])
 def test_a_batch_equals_streams_one_by_one(
-    renderer: Renderer, dtype: torch.dtype | None, tolerance: float, monkeypatch: pytest.MonkeyPatch
+    renderer: Renderer, dtype: torch.dtype | None, most: float, mean: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(renderer, "autocast_dtype", dtype)
     together, alone = streams_of(renderer), streams_of(renderer)
@@ -57,8 +57,8 @@ def test_a_batch_equals_streams_one_by_one(
         for index, (stream, window) in enumerate(zip(alone, windows)):
             expected = stream.push(window, steps=2).rgb
             assert expected.std() > 0.05
-            torch.testing.assert_close(batch[index].rgb, expected, rtol=0, atol=tolerance)
-            assert (batch[index].rgb - expected).abs().mean() < tolerance / 10
+            torch.testing.assert_close(batch[index].rgb, expected, rtol=0, atol=most)
+            assert (batch[index].rgb - expected).abs().mean() < mean
     assert [stream.latent_index for stream in together] == [3, 4, 12]
 
 

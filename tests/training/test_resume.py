@@ -16,13 +16,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from flowshade.checkpoints.store import load_state
+from flowshade.checkpoints.store import load_renderer_file, load_state
 from flowshade.codec.encoding import EncodingProfile
 from flowshade.errors import CheckpointError, FlowshadeError
-from flowshade.presets import debug_inverse_training
+from flowshade.presets import TRAININGS, debug_inverse_training
 from flowshade.training import pool as pool_module
 from flowshade.training.checkpoint import load_checkpoint
 from flowshade.training.pool import ClipPool, Producers
+from flowshade.training.run import export_average
 from flowshade.training.settings import differing
 from flowshade.training.start import load_start
 from flowshade.training.trainer import Trained, Trainer
@@ -198,6 +199,20 @@ def test_a_run_begins_from_the_averages_of_an_older_version(stopped: Path) -> No
     state = load_start(path)
     assert state.keys() == average.keys()
     assert all(torch.equal(state[name], value) for name, value in average.items())
+
+
+def test_a_run_that_is_not_over_shows_its_averages(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TRAININGS, "small", small_config)
+    export_average("small", stopped, stopped / "now.safetensors")
+    average = load_checkpoint(stopped / CHECKPOINT).average
+    renderer = load_renderer_file(stopped / "now.safetensors")
+    for name, value in renderer.state_dict().items():
+        torch.testing.assert_close(value, average[f"renderer.{name}"], rtol=0, atol=0)
+    with pytest.raises(CheckpointError, match="no training checkpoint"):
+        export_average("small", stopped / "nowhere", stopped / "then.safetensors")
+    with pytest.raises(CheckpointError):
+        export_average("debug-inverse", stopped, stopped / "then.safetensors")
+    assert not (stopped / "then.safetensors").exists()
 
 
 def test_a_stage_is_run_once(tmp_path: Path) -> None:

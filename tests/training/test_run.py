@@ -57,6 +57,12 @@ def test_options_reach_the_run(made, capsys) -> None:
     assert "trained renderer: trained.safetensors" in capsys.readouterr().out
 
 
+def test_settings_reach_the_run(made) -> None:
+    assert main(["train", "debug", "-o", "out", "--captions", "bank", "--set", "rollout.lpips=0.0", "interval=3"]) == 0
+    assert made[0][0].interval == 3.0 and made[0][0].device
+    assert main(["train", "debug", "-o", "out", "--captions", "bank", "--set", "rollout.steps=x"]) == 2
+
+
 def test_weights_of_another_kind_are_refused_before_captions_are_made(tmp_path: Path, capsys) -> None:
     start = str(default_weights().with_name("compact-inverse.safetensors"))
     assert main(["train", "debug", "-o", str(tmp_path / "out"), "--start", start]) == 2

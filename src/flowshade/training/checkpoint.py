@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from flowshade.errors import CheckpointError
 from flowshade.files import write_tensors
 
+NAME = "checkpoint.safetensors"
+"""In a run's folder."""
+
 FORMAT = "flowshade-training-2"
 """Of the file's layout; others are refused."""
 

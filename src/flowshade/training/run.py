@@ -8,16 +8,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
+
+import torch
 
 from flowshade.device import choose_device
 from flowshade.errors import FlowshadeError, MissingDependencyError
 from flowshade.evaluation.perceptual import Trunk
 from flowshade.presets import TRAININGS
 from flowshade.progress import progress_bar
+from flowshade.training import checkpoint as checkpoints
 from flowshade.training.captions import build_banks, has_banks, load_banks, save_banks, world_descriptions
 from flowshade.training.processes import Processes, joined
-from flowshade.training.stages import StageConfig
-from flowshade.training.start import check_start
+from flowshade.training.settings import changed
+from flowshade.training.stages import StageConfig, Trainable
+from flowshade.training.start import begin_from, check_start
 from flowshade.training.trainer import TrainConfig, Trainer
 
 CAPTIONS = "captions"
@@ -61,6 +66,7 @@ def train(
     stages: Sequence[str] | None = None,
     device: str | None = None,
     capture: bool = False,
+    settings: Sequence[str] = (),
 ) -> Path:
     """Trains a preset in `folder` (continued if it holds a run); returns the trained renderer's file.
 
@@ -74,12 +80,13 @@ def train(
         stages: only these stages, by name; None runs all.
         device: instead of the preset's.
         capture: gradients from CUDA graphs on a GPU, where the preset does not have it so already.
+        settings: `path.to.field=value` (see `settings.changed`), put in place of the preset's before anything else.
 
     Raises:
-        ValueError: an unknown preset, stage or device, a factor that is not positive, or captions or a checkpoint
-            that are not there.
+        ValueError: an unknown preset, stage, device or setting, a factor that is not positive, or captions or a
+            checkpoint that are not there.
     """
-    config = _configure(preset, seed=seed, scale_time=scale_time, stages=stages, device=device)
+    config = _configure(preset, seed=seed, scale_time=scale_time, stages=stages, device=device, settings=settings)
     config = dataclasses.replace(config, capture=config.capture or capture)
     if folder.exists() and not folder.is_dir():
         raise FlowshadeError(f"the run's folder {folder} is a file; give a folder, or a name that is free.")
@@ -111,17 +118,46 @@ def _load_trunk(path: Path) -> Trunk:
     return Trunk.load_file(path) if path.exists() else Trunk.load("vgg")
 
 
-def _configure(
-    preset: str, *, seed: int, scale_time: float, stages: Sequence[str] | None, device: str | None
-) -> TrainConfig:
-    if preset not in TRAININGS:
+def export_average(preset: str, folder: Path, path: Path, *, settings: Sequence[str] = ()) -> None:
+    """Writes the averaged weights of a run that need not be over, as its last stage would, in float32.
+
+    Args:
+        preset: of the run.
+        folder: the run's.
+        path: the file to write.
+        settings: that the run was begun with.
+
+    Raises:
+        CheckpointError: no checkpoint there, or one of another preset.
+    """
+    checkpoint = folder / checkpoints.NAME
+    models = changed(_preset(preset), settings).models.build()
+    trainable = cast(Trainable, models)
+    begin_from(models, checkpoints.load_average(checkpoint), what=str(checkpoint))
+    trainable.save(path, dtype=torch.float32)
+
+
+def _preset(name: str) -> TrainConfig:
+    if name not in TRAININGS:
         expected = ", ".join([CAPTIONS, *TRAININGS])
-        raise FlowshadeError(f"unknown training preset {preset!r}; expected one of {expected}.")
+        raise FlowshadeError(f"unknown training preset {name!r}; expected one of {expected}.")
+    return TRAININGS[name]()
+
+
+def _configure(
+    preset: str,
+    *,
+    seed: int,
+    scale_time: float,
+    stages: Sequence[str] | None,
+    device: str | None,
+    settings: Sequence[str],
+) -> TrainConfig:
+    config = changed(_preset(preset), settings)
     if seed < 0:
         raise FlowshadeError(f"the seed is {seed}; expected 0 or more.")
     if not 0 < scale_time < float("inf"):
         raise FlowshadeError(f"the time factor is {scale_time}; expected a positive number.")
-    config = TRAININGS[preset]()
     chosen = choose_device(device or config.device)
     selected = _select(config.stages, stages)
     scaled = [dataclasses.replace(stage, seconds=stage.seconds and stage.seconds * scale_time) for stage in selected]

@@ -24,6 +24,7 @@ from flowshade.evaluation.perceptual import Trunk
 from flowshade.files import plain
 from flowshade.nn.graphs import Capture, CudaCapture, Graphs
 from flowshade.renderer.prompt import CaptionBank
+from flowshade.training import checkpoint
 from flowshade.training.captions import LookBank
 from flowshade.training.checkpoint import Checkpoint, ProcessState, Progress, load_checkpoint, save_checkpoint
 from flowshade.training.pool import ClipPool, ClipSpec, Producers
@@ -302,7 +303,7 @@ class Trainer:
 
     @property
     def _checkpoint_path(self) -> Path:
-        return self.out / "checkpoint.safetensors"
+        return self.out / checkpoint.NAME
 
     @property
     def _log_path(self) -> Path:
