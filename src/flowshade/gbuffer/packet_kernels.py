@@ -5,8 +5,9 @@ The rays of 4x4 pixels are nearly parallel and visit nearly the same nodes, so t
 a triangle, is tested against all 16 rays in vector instructions (Wald et al. 2001, "Interactive Rendering with Coherent
 Ray Tracing"). On a GPU neighbouring threads do the same by themselves.
 
-The searches are C++ for they read Warp's trees node by node. The tests are Warp's own, term by term: slabs, and the
-watertight test of Woop, Benthin and Wald 2013.
+The searches are C++, since they read Warp's trees node by node. The tests are Warp's own, term by term: slabs, and the
+watertight test of Woop, Benthin and Wald 2013. What is found is what single rays find; only where two surfaces coincide
+exactly may it be the other one of them.
 """
 
 from __future__ import annotations
@@ -236,7 +237,6 @@ def nearest_faces(
     face: wp.array(dtype=int),
 ):
     """The nearest face of a mesh along each of 16 rays from one point; -1 and `limit` where there is none."""
-    ...
 
 
 @wp.func_native(_LIST_SHAPES)
@@ -251,7 +251,6 @@ def list_shapes(
     shapes: wp.array(dtype=int),
 ):
     """How many boxes of a tree any of 16 rays enters before its limit, and the first of them."""
-    ...
 
 
 @wp.kernel
@@ -278,12 +277,12 @@ def trace_tiles(
         dz[k] = d[2]
         limit[k] = float(_MISS)
         seen.t[16 * tile + k] = float(_MISS)
-        seen.face[16 * tile + k] = int(-1)
+        seen.face[16 * tile + k] = -1
     if solids.fixed != wp.uint64(0):
         nearest_faces(solids.fixed, view.pos, dx, dy, dz, limit, tile, seen.t, seen.face)
         for k in range(_TILE * _TILE):
             limit[k] = seen.t[16 * tile + k]
-    seen.shapes[(_LISTED + 1) * tile] = int(0)
+    seen.shapes[(_LISTED + 1) * tile] = 0
     if solids.bounded > 0:
         list_shapes(solids.bvh, view.pos, dx, dy, dz, limit, tile, seen.shapes)
 

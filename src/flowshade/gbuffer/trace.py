@@ -100,8 +100,8 @@ class Tracer:
             reference: "direct" shades with `sun_rays` and `sky_rays`; "paths" traces paths (see `path_kernels`).
             paths: path samples a pixel, a multiple of 4.
             bounces: surfaces that a path may visit after the one that is seen; each gives light on.
-            plain: rays of both references by the plain kernels, against geoms exactly as they are: slow, and what the
-                others are tested against.
+            plain: rays of both references by the plain kernels, against geoms exactly as they are, and rays of the
+                G-buffer one by one on the CPU too: slow, and what the others are tested against.
 
         Raises:
             ValueError: an unknown channel or reference, an impossible size or number of samples, or a geom type
