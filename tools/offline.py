@@ -37,8 +37,8 @@ WARP = "warp-lang"
 LEFT_OUT = ("warp/bin/warp-clang.so", "warp/examples", "warp/tests")
 KERNELS_OF = ("flowshade.gbuffer.trace", "peak")
 """What is imported for its kernels, and those of what it imports: training and `benchmarks/trace.py` use no others."""
-PLAIN = "plain_"
-"""How the names of modules begin that only `Tracer(plain=True)` uses; they would take longest and are left out."""
+NOT_PACKED = ("plain_", "packet_")
+"""How the names of modules begin that only `Tracer(plain=True)` (they would take longest) or only a CPU uses."""
 KERNELS = "kernels.tar.xz"
 PART = 25 * 2**20
 CHUNK = 2**20
@@ -133,7 +133,7 @@ def _check_arch(arch: int) -> None:
 
 
 def _kernel_modules() -> list[Any]:
-    """Warp's modules that hold kernels of `KERNELS_OF`, plain ones aside."""
+    """Warp's modules that hold kernels of `KERNELS_OF` for a GPU, plain ones aside."""
     import warp as wp
 
     sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
@@ -142,7 +142,7 @@ def _kernel_modules() -> list[Any]:
     ours = [module for name, module in sys.modules.items() if name.split(".")[0] in ("flowshade", "peak")]
     kernels = [value for module in ours for value in vars(module).values() if isinstance(value, wp.Kernel)]
     modules = {kernel.module.name: kernel.module for kernel in kernels}
-    return [modules[name] for name in sorted(modules) if not name.rpartition(".")[2].startswith(PLAIN)]
+    return [modules[name] for name in sorted(modules) if not name.rpartition(".")[2].startswith(NOT_PACKED)]
 
 
 def _pack_kernels(kit: Path, modules: list[Any], arch: int) -> None:

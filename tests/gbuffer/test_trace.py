@@ -106,6 +106,45 @@ CAMERAS = [
 ]
 
 
+def tiled_and_plain(model: mujoco.MjModel, data: mujoco.MjData, camera: Camera, size: tuple[int, int]) -> list[GBuffer]:
+    """Rays by tiles, into arrays of nonsense, and one by one."""
+    found = []
+    for plain in (False, True):
+        tracer = Tracer(model, size=size, plain=plain)
+        tracer.update(data)
+        for array in (*tracer._hit_arrays.values(), *tracer._seen_arrays.values()):
+            array.fill_(7)
+        found.append(tracer.gbuffer(camera))
+    return found
+
+
+def assert_same(tiled: GBuffer, plain: GBuffer) -> None:
+    """Both are the same arithmetic but for the compiler's choice of fused multiplications: 1e-5, and none at edges."""
+    assert torch.equal(value(tiled.instance), value(plain.instance))
+    for name in CHANNELS:
+        torch.testing.assert_close(value(getattr(tiled, name)), value(getattr(plain, name)), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("size", [(HEIGHT, WIDTH), (45, 63), (1, 3)])
+@pytest.mark.parametrize("view", range(len(CAMERAS)))
+def test_tiles_see_what_single_rays_see(everything, view: int, size: tuple[int, int]) -> None:
+    assert_same(*tiled_and_plain(*everything, CAMERAS[view], size))
+
+
+@pytest.mark.parametrize("yaw", [0.0, math.pi / 4, 2.5])
+def test_tiles_across_the_planes_between_axes(everything, yaw: float) -> None:
+    """Where rays of one tile have different largest components they are traced one by one."""
+    assert_same(*tiled_and_plain(*everything, camera_at((1, 8, 0.7), yaw=yaw, focal=20.0), (HEIGHT, WIDTH)))
+
+
+@pytest.mark.parametrize("balls", [3, 200])
+def test_tiles_that_see_few_or_very_many_shapes(balls: int) -> None:
+    """A tile lists at most `LISTED` shapes; beyond, its rays search the tree."""
+    places = np.random.default_rng(0).normal(size=(balls, 3)) * (1.5, 1.0, 1.0) + (0, 9, 0)
+    geoms = "".join(f'<geom type="sphere" size=".3" pos="{x:.3f} {y:.3f} {z:.3f}"/>' for x, y, z in places)
+    assert_same(*tiled_and_plain(*build(geoms), camera_at(), (HEIGHT, WIDTH)))
+
+
 @pytest.mark.parametrize("view", range(len(CAMERAS)))
 def test_hits_are_mujocos_own(everything, view: int) -> None:
     model, data = everything

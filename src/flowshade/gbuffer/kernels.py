@@ -323,41 +323,69 @@ def blocked(shape: Shape, o: wp.vec3, d: wp.vec3, limit: float) -> bool:
 
 
 @wp.func
-def fixed_hit(solids: Solids, o: wp.vec3, d: wp.vec3, limit: float) -> Hit:
-    """The nearest of the fixed surfaces along a ray, nearer than `limit`."""
+def fixed_face(solids: Solids, face: int, t: float) -> Hit:
+    """The hit of a face of the fixed mesh at distance `t`; none if `face` is -1."""
     hit = Hit()
-    hit.t = limit
+    hit.t = t
     hit.geom = int(-1)
     hit.face = int(0)
     hit.shape = int(-1)
+    if face >= 0:
+        hit.shape = solids.fixed_shape[face]
+        hit.geom = solids.shapes[hit.shape].geom
+        if solids.shapes[hit.shape].mesh != wp.uint64(0):
+            hit.face = face - solids.shapes[hit.shape].first_face
+    return hit
+
+
+@wp.func
+def fixed_hit(solids: Solids, o: wp.vec3, d: wp.vec3, limit: float) -> Hit:
+    """The nearest of the fixed surfaces along a ray, nearer than `limit`."""
+    face = int(-1)
+    t = limit
     if solids.fixed != wp.uint64(0):
         query = wp.mesh_query_ray(solids.fixed, o, d, limit)
         if query.result:
-            hit.t = query.t
-            hit.shape = solids.fixed_shape[query.face]
-            hit.geom = solids.shapes[hit.shape].geom
-            if solids.shapes[hit.shape].mesh != wp.uint64(0):
-                hit.face = query.face - solids.shapes[hit.shape].first_face
-    return hit
+            face = query.face
+            t = query.t
+    return fixed_face(solids, face, t)
+
+
+@wp.func
+def nearer_shape(solids: Solids, index: int, o: wp.vec3, d: wp.vec3, best: Hit) -> Hit:
+    """The hit of one shape, if it is nearer than `best`, else `best`."""
+    hit = hit_shape(solids.shapes[index], o, d, best.t)
+    if hit.geom >= 0:
+        hit.shape = index
+        return hit
+    return best
+
+
+@wp.func
+def nearer_plane(solids: Solids, o: wp.vec3, d: wp.vec3, best: Hit) -> Hit:
+    """The same for all planes."""
+    for k in range(solids.planes):
+        best = nearer_shape(solids, solids.bounded + k, o, d, best)
+    return best
+
+
+@wp.func
+def nearer_bounded(solids: Solids, o: wp.vec3, d: wp.vec3, best: Hit) -> Hit:
+    """The same for all bounded shapes."""
+    if solids.bounded > 0:
+        query = wp.bvh_query_ray(solids.bvh, o, d)
+        item = int(0)
+        while wp.bvh_query_next(query, item, best.t):
+            best = nearer_shape(solids, item, o, d, best)
+    return best
 
 
 @wp.func
 def closest_hit(solids: Solids, o: wp.vec3, d: wp.vec3, limit: float) -> Hit:
     """The nearest surface along a ray of unit direction, nearer than `limit`."""
     best = fixed_hit(solids, o, d, limit)
-    for k in range(solids.planes):
-        hit = hit_shape(solids.shapes[solids.bounded + k], o, d, best.t)
-        if hit.geom >= 0:
-            best = hit
-            best.shape = solids.bounded + k
-    if solids.bounded > 0:
-        query = wp.bvh_query_ray(solids.bvh, o, d)
-        item = int(0)
-        while wp.bvh_query_next(query, item, best.t):
-            hit = hit_shape(solids.shapes[item], o, d, best.t)
-            if hit.geom >= 0:
-                best = hit
-                best.shape = item
+    best = nearer_plane(solids, o, d, best)
+    best = nearer_bounded(solids, o, d, best)
     if best.geom < 0:
         best.t = float(_MISS)
     return best
@@ -747,25 +775,21 @@ def project(view: View, p: wp.vec3) -> wp.vec2:
     return wp.vec2(view.cx + view.fx * p[0] / z, view.cy - view.fy * p[1] / z)
 
 
-@wp.kernel
-def trace_centres(
+@wp.func
+def keep_centre(
     scene: Scene,
     view: View,
     last: View,
-    start: int,
+    i: int,
+    d: wp.vec3,
+    stretch: float,
+    hit: Hit,
     hits: Hits,
     depth: wp.array(dtype=float),
     instance: wp.array(dtype=int),
     motion: wp.array(dtype=float),
 ):
-    """One ray through each pixel centre: the hit, and the channels that must not be averaged."""
-    i = start + wp.tid()
-    x = float(i % view.width) + 0.5
-    y = float(i / view.width) + 0.5
-    along = camera_ray(view, x, y)
-    stretch = wp.length(along)
-    d = along / stretch
-    hit = closest_hit(scene.solids, view.pos, d, float(_MISS))
+    """Writes down what the ray of direction `d` through a pixel centre met; `stretch` is ray length over depth."""
     count = view.width * view.height
     hits.geom[i] = hit.geom
     hits.shape[i] = hit.shape
@@ -786,8 +810,28 @@ def trace_centres(
         instance[i] = 0
         before = wp.transpose(last.rot) * d  # the sky is infinitely far: only rotation moves it
     was = project(last, before)
-    motion[i] = was[0] - x
-    motion[count + i] = was[1] - y
+    motion[i] = was[0] - (float(i % view.width) + 0.5)
+    motion[count + i] = was[1] - (float(i / view.width) + 0.5)
+
+
+@wp.kernel
+def trace_centres(
+    scene: Scene,
+    view: View,
+    last: View,
+    start: int,
+    hits: Hits,
+    depth: wp.array(dtype=float),
+    instance: wp.array(dtype=int),
+    motion: wp.array(dtype=float),
+):
+    """One ray through each pixel centre: the hit, and the channels that must not be averaged."""
+    i = start + wp.tid()
+    along = camera_ray(view, float(i % view.width) + 0.5, float(i / view.width) + 0.5)
+    stretch = wp.length(along)
+    d = along / stretch
+    hit = closest_hit(scene.solids, view.pos, d, float(_MISS))
+    keep_centre(scene, view, last, i, d, stretch, hit, hits, depth, instance, motion)
 
 
 @wp.func

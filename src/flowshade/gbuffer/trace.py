@@ -32,6 +32,7 @@ from torch import Tensor
 from flowshade.gbuffer import (
     kernels,
     light_kernels,
+    packet_kernels,
     path_kernels,
     plain_kernels,
     plain_path_kernels,
@@ -45,7 +46,7 @@ from flowshade.gbuffer.environment import Environment, load_environment, with_su
 from flowshade.gbuffer.look import Look
 from flowshade.types import CHANNELS, Camera, GBuffer
 
-_ROWS_A_BAND = 16
+_ROWS_A_BAND = 16  # whole tiles
 _RAYS_AT_ONCE = 2**21
 """Rays that are followed together, for which there is memory (44 or 69 bytes each); at least one a pixel."""
 _MAX_PIXELS = 2**27
@@ -99,8 +100,8 @@ class Tracer:
             reference: "direct" shades with `sun_rays` and `sky_rays`; "paths" traces paths (see `path_kernels`).
             paths: path samples a pixel, a multiple of 4.
             bounces: surfaces that a path may visit after the one that is seen; each gives light on.
-            plain: rays of both references by the plain kernels, against geoms exactly as they are: slow, and what the
-                others are tested against.
+            plain: rays of both references by the plain kernels, against geoms exactly as they are, and rays of the
+                G-buffer one by one on the CPU too: slow, and what the others are tested against.
 
         Raises:
             ValueError: an unknown channel or reference, an impossible size or number of samples, or a geom type
@@ -236,11 +237,7 @@ class Tracer:
                 offset += count * pixels
         scene = self._scene.struct
         with self.on_stream():
-            self.launch(
-                kernels.trace_centres,
-                [scene, self._view, last],
-                [self.hits, view["depth"], wp.from_torch(instance), view["motion"]],
-            )
+            self._trace_centres(last, [self.hits, view["depth"], wp.from_torch(instance), view["motion"]])
             self.launch(
                 kernels.resolve_materials,
                 [scene, self._view],
@@ -254,6 +251,15 @@ class Tracer:
         out["instance"] = instance
         shaped = {name: value.view(1, CHANNELS[name], height, width) for name, value in out.items()}
         return GBuffer(**{name: shaped[name] for name in self.channels}, camera=camera)
+
+    def _trace_centres(self, last: Any, written: list[Any]) -> None:
+        """A ray through every pixel centre: on a GPU one by one, on the CPU by tiles."""
+        scene = self._scene.struct
+        if self.is_cuda or self._plain:
+            self.launch(kernels.trace_centres, [scene, self._view, last], written)
+            return
+        self._launch_tiles(packet_kernels.trace_tiles, [scene.solids, self._view], [self._seen])
+        self.launch(packet_kernels.trace_seen, [scene, self._view, last], [self._seen, *written])
 
     def shade(
         self, look: Look, camera: Camera | None = None, *, stream: Float[Tensor, "3 3"], seed: int = 0
@@ -582,6 +588,16 @@ class Tracer:
 
         self._over_bands(kernel, band)
 
+    def _launch_tiles(self, kernel: Any, before: list[Any], after: list[Any]) -> None:
+        """The same for kernels that take the pixels of a tile together: arguments `before`, first row, `after`."""
+        tile = packet_kernels.TILE
+        across = -(-self.size[1] // tile)
+
+        def band(row: int, rows: int) -> None:
+            wp.launch(kernel, dim=across * -(-rows // tile), inputs=[*before, row, *after], device=self._wp_device)
+
+        self._over_bands(kernel, band)
+
     def _over_bands(self, kernel: Any, band: Callable[[int, int], None]) -> None:
         """Calls `band(first row, rows)` for the whole picture, on the CPU for bands of it on all threads.
 
@@ -638,7 +654,23 @@ class Tracer:
         }
         for name, array in self._hit_arrays.items():
             setattr(self.hits, name, array)
+        if not self.is_cuda:
+            self._seen = self._tile_buffers()
         self._offsets = wp.array(sample_offsets(self.samples, self.seed), dtype=wp.vec2, device=device)
+
+    def _tile_buffers(self) -> Any:
+        """What the tiles of the picture see."""
+        tile = packet_kernels.TILE
+        tiles = -(-self.size[0] // tile) * -(-self.size[1] // tile)
+        seen: Any = packet_kernels.Seen()
+        self._seen_arrays = {
+            "t": wp.zeros(tiles * tile**2, dtype=float, device=self._wp_device),
+            "face": wp.zeros(tiles * tile**2, dtype=int, device=self._wp_device),
+            "shapes": wp.zeros(tiles * (packet_kernels.LISTED + 1), dtype=int, device=self._wp_device),
+        }
+        for name, array in self._seen_arrays.items():
+            setattr(seen, name, array)
+        return seen
 
     def _point_to_poses(self) -> None:
         scene = self._scene.struct
