@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from flowshade.color import srgb_to_linear
-from flowshade.gbuffer import trace
+from flowshade.gbuffer import packet_kernels, trace
 from flowshade.gbuffer._scene import roughness_of
 from flowshade.gbuffer.trace import Tracer, sample_offsets
 from flowshade.types import CHANNELS, Camera, GBuffer
@@ -112,7 +112,8 @@ def tiled_and_plain(model: mujoco.MjModel, data: mujoco.MjData, camera: Camera, 
     for plain in (False, True):
         tracer = Tracer(model, size=size, plain=plain)
         tracer.update(data)
-        for array in (*tracer._hit_arrays.values(), *tracer._seen_arrays.values()):
+        seen = {} if tracer._seen is None else tracer._seen_arrays
+        for array in (*tracer._hit_arrays.values(), *seen.values()):
             array.fill_(7)
         found.append(tracer.gbuffer(camera))
     return found
@@ -129,6 +130,15 @@ def assert_same(tiled: GBuffer, plain: GBuffer) -> None:
 @pytest.mark.parametrize("view", range(len(CAMERAS)))
 def test_tiles_see_what_single_rays_see(everything, view: int, size: tuple[int, int]) -> None:
     assert_same(*tiled_and_plain(*everything, CAMERAS[view], size))
+
+
+def test_an_unknown_warp_is_given_single_rays(everything, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiled, plain = tiled_and_plain(*everything, CAMERAS[0], (HEIGHT, WIDTH))
+    monkeypatch.setattr(packet_kernels, "VERSIONS", ("0.0.",))
+    monkeypatch.setattr(Tracer, "_launch_tiles", None)
+    single, _ = tiled_and_plain(*everything, CAMERAS[0], (HEIGHT, WIDTH))
+    assert torch.equal(single.depth, plain.depth) and torch.equal(single.albedo, plain.albedo)
+    assert_same(tiled, single)
 
 
 @pytest.mark.parametrize("yaw", [0.0, math.pi / 4, 2.5])

@@ -5,7 +5,8 @@ The rays of 4x4 pixels are nearly parallel and visit nearly the same nodes, so t
 a triangle, is tested against all 16 rays in vector instructions (Wald et al. 2001, "Interactive Rendering with Coherent
 Ray Tracing"). On a GPU neighbouring threads do the same by themselves.
 
-The searches are C++, since they read Warp's trees node by node. The tests are Warp's own, term by term: slabs, and the
+The searches are C++, since they read Warp's trees node by node: those of `VERSIONS`, and with any other rays are traced
+one by one. The tests are Warp's own, term by term: slabs, and the
 watertight test of Woop, Benthin and Wald 2013. What is found is what single rays find; only where two surfaces coincide
 exactly may it be the other one of them.
 """
@@ -30,6 +31,8 @@ from flowshade.gbuffer.kernels import (
 
 wp.set_module_options({"enable_backward": False, "max_unroll": 4})
 
+VERSIONS = ("1.19.",)
+"""Of Warp whose trees are known, as the beginnings of their names."""
 TILE = 4
 """Pixels along a side of a tile."""
 LISTED = 15

@@ -135,6 +135,7 @@ class Tracer:
         self.seed = seed
         self._wp_device = wp.device_from_torch(self.device)
         self._model = model
+        self._plain = plain
         self._threads = 1 if self.is_cuda else max(1, threads or os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
         self._streams: dict[int, Any] = {}
@@ -152,7 +153,6 @@ class Tracer:
         self.sun_rays, self.sky_rays = sun_rays, sky_rays
         self.reference: Reference = reference
         self.paths, self.bounces = paths, bounces
-        self._plain = plain
         self._casters: CasterMeshes | None = None
         self._ray_arrays: Any = None
         self._path_arrays: Any = None
@@ -255,7 +255,7 @@ class Tracer:
     def _trace_centres(self, last: Any, written: list[Any]) -> None:
         """A ray through every pixel centre: on a GPU one by one, on the CPU by tiles."""
         scene = self._scene.struct
-        if self.is_cuda or self._plain:
+        if self._seen is None:
             self.launch(kernels.trace_centres, [scene, self._view, last], written)
             return
         self._launch_tiles(packet_kernels.trace_tiles, [scene.solids, self._view], [self._seen])
@@ -654,8 +654,8 @@ class Tracer:
         }
         for name, array in self._hit_arrays.items():
             setattr(self.hits, name, array)
-        if not self.is_cuda:
-            self._seen = self._tile_buffers()
+        tiles = not self.is_cuda and not self._plain and wp.config.version.startswith(packet_kernels.VERSIONS)
+        self._seen = self._tile_buffers() if tiles else None
         self._offsets = wp.array(sample_offsets(self.samples, self.seed), dtype=wp.vec2, device=device)
 
     def _tile_buffers(self) -> Any:
