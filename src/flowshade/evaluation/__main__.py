@@ -29,6 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--captions", type=Path, help="caption bank, for machines without the prompt encoder")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--worlds", type=int, default=WorldSuite.worlds)
+    parser.add_argument("--kinds", nargs="+", default=WorldSuite.kinds, help="of worlds, in turn")
     parser.add_argument("--frames", type=int, default=WorldSuite.frames)
     parser.add_argument("--size", type=int, nargs=2, default=WorldSuite.size)
     parser.add_argument("--steps", type=int, nargs="+", default=WorldSuite.steps)
@@ -39,6 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     suite = WorldSuite(
         worlds=options.worlds,
+        kinds=tuple(options.kinds),
         frames=options.frames,
         size=tuple(options.size),
         steps=tuple(options.steps),
