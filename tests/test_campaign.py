@@ -16,12 +16,13 @@ CAMPAIGN = Path(__file__).parents[1] / "tools" / "campaign.py"
 
 PLAN = """
 leave = ["run/checkpoint*"]
+prelude = "word=hello; "
 before_packing = "echo so far > $OUT/now"
 
 [[stages]]
 name = "first"
 seconds = 20
-command = "echo hello; mkdir $OUT/run; head -c 40000000 /dev/zero > $OUT/run/weights; touch $OUT/run/checkpoint"
+command = "echo $word; mkdir $OUT/run; head -c 40000000 /dev/zero > $OUT/run/weights; touch $OUT/run/checkpoint"
 
 [[stages]]
 name = "stuck"
@@ -92,11 +93,14 @@ def test_the_plans_of_the_project_can_be_read() -> None:
     plans = list(CAMPAIGN.parent.glob("*.toml"))
     assert plans
     for path in plans:
-        for stage in tomllib.loads(path.read_text())["stages"]:
+        plan = tomllib.loads(path.read_text())
+        assert set(plan) <= {"leave", "prelude", "before_packing", "stages"}
+        for stage in plan["stages"]:
             assert set(stage) <= {"name", "seconds", "command", "after"}
-            for script in re.findall(r"(?:benchmarks|tools)/\w+\.py", stage["command"]):
+            command = plan.get("prelude", "") + stage["command"]
+            for script in re.findall(r"(?:benchmarks|tools)/\w+\.py", command):
                 assert (CAMPAIGN.parents[1] / script).is_file(), script
-            subprocess.run(["bash", "-n", "-c", stage["command"]], check=True)
+            subprocess.run(["bash", "-n", "-c", command], check=True)
 
 
 def test_nothing_that_runs_is_told_at_once(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ For a machine that is lent for half an hour, in calls that end after minutes: it
 fails or takes longer than it may is noted and the next one begins. A plan is TOML:
 
     leave = ["*/checkpoint.safetensors"]       # never packed
-    before_packing = "..."                     # a command; optional
+    prelude = "..."                            # before the text of every command; optional, as the next one
+    before_packing = "..."                     # a command
     [[stages]]
     name = "train"                             # what it prints goes to train.txt
     seconds = 900                              # then it is killed, with all that it started
@@ -60,6 +61,7 @@ class Plan:
 
     stages: tuple[Stage, ...]
     leave: tuple[str, ...] = ()
+    prelude: str = ""
     before_packing: str = ""
 
     @staticmethod
@@ -109,7 +111,7 @@ def run(out: Path) -> None:
         _note(out, stage=stage.name, begun=time.time())
         started = time.monotonic()
         with (out / f"{stage.name}.txt").open("w") as log:
-            ended[stage.name] = _bash(stage.command, out, stage.seconds, log)
+            ended[stage.name] = _bash(plan.prelude + stage.command, out, stage.seconds, log)
         _note(out, stage=stage.name, status=ended[stage.name], seconds=round(time.monotonic() - started, 1))
     (out / "done").touch()
 
@@ -137,21 +139,21 @@ def _note(out: Path, **values: Any) -> None:
 def collect(out: Path, target: Path, seconds: float, parts: int) -> int:
     """Waits, shows how far the campaign is, and packs what is new; returns the exit status."""
     until = time.monotonic() + seconds
-    while not (done := (out / "done").exists()) and _runs(out) and time.monotonic() < until:
+    while (runs := _runs(out)) and time.monotonic() < until:
         time.sleep(min(1.0, max(until - time.monotonic(), 0.0)))
-    done = (out / "done").exists()
-    if not done and not _runs(out):
+    done = (out / "done").exists()  # asked last: a campaign that just ended has written it
+    if not done and not runs:
         print(f"no campaign runs in {out}, and none is over; start one, or read {out / 'campaign.txt'}.", flush=True)
-    log = out / LOG
-    print(log.read_text() if log.exists() else "nothing begun yet", flush=True)
     if not out.is_dir():
         return 3
+    log = out / LOG
+    print(log.read_text() if log.exists() else "nothing begun yet", flush=True)
     plan = Plan.read(out / "plan.toml") if (out / "plan.toml").exists() else Plan(stages=())
     if plan.before_packing and not done:
         with (out / "before_packing.txt").open("w") as text:
-            _bash(plan.before_packing, out, PACKING_SECONDS, text)
+            _bash(plan.prelude + plan.before_packing, out, PACKING_SECONDS, text)
     left = _pack(out, target, plan.leave, parts)
-    return 3 if not done and not _runs(out) else int(left or not done)
+    return int(left or not done) if done or runs else 3
 
 
 def _runs(out: Path) -> bool:

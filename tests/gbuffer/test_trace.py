@@ -112,8 +112,8 @@ def tiled_and_plain(model: mujoco.MjModel, data: mujoco.MjData, camera: Camera, 
     for plain in (False, True):
         tracer = Tracer(model, size=size, plain=plain)
         tracer.update(data)
-        seen = {} if tracer._seen is None else tracer._seen_arrays
-        for array in (*tracer._hit_arrays.values(), *seen.values()):
+        seen = [] if tracer._seen is None else [getattr(tracer._seen, name) for name in packet_kernels.Seen.vars]
+        for array in (*tracer._hit_arrays.values(), *seen):
             array.fill_(7)
         found.append(tracer.gbuffer(camera))
     return found

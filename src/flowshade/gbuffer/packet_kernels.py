@@ -35,8 +35,8 @@ VERSIONS = ("1.19.",)
 """Of Warp whose trees are known, as the beginnings of their names."""
 TILE = 4
 """Pixels along a side of a tile."""
-LISTED = 15
-"""Most shapes that are listed for a tile; where there are more, rays search the tree themselves."""
+LISTED = TILE * TILE - 1
+"""Most shapes that are listed for a tile, behind their number. Where there are more, rays search the tree."""
 
 vec16 = wp.types.vector(length=TILE * TILE, dtype=wp.float32)
 
@@ -47,11 +47,11 @@ _MISS = wp.constant(1.0e30)
 
 @wp.struct
 class Seen:
-    """What the tiles of a picture see, row by row of tiles."""
+    """What the tiles of a picture see, row by row of tiles, 16 values a tile."""
 
-    t: wp.array(dtype=float)  # 16 a tile: to the fixed surfaces
-    face: wp.array(dtype=int)  # 16 a tile: of the fixed mesh, -1 without a hit
-    shapes: wp.array(dtype=int)  # LISTED + 1 a tile: how many bounded shapes its rays may meet, and which
+    t: wp.array(dtype=float)  # to the fixed surfaces
+    face: wp.array(dtype=int)  # of the fixed mesh, -1 without a hit
+    shapes: wp.array(dtype=int)  # how many bounded shapes its rays may meet, and which
 
 
 _VECTORS = """

@@ -139,6 +139,7 @@ class Tracer:
         self._threads = 1 if self.is_cuda else max(1, threads or os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
         self._streams: dict[int, Any] = {}
+        self._kept: list[Any] = []  # arrays that structs refer to by address only
         with self.on_stream():
             self._scene = SceneArrays(model, self._wp_device, frozenset(int(group) for group in groups))
             self._allocate()
@@ -157,7 +158,6 @@ class Tracer:
         self._ray_arrays: Any = None
         self._path_arrays: Any = None
         self._wave_arrays: Any = None
-        self._kept: list[Any] = []  # arrays that structs refer to by address only
 
     @property
     def is_cuda(self) -> bool:
@@ -662,15 +662,7 @@ class Tracer:
         """What the tiles of the picture see."""
         tile = packet_kernels.TILE
         tiles = -(-self.size[0] // tile) * -(-self.size[1] // tile)
-        seen: Any = packet_kernels.Seen()
-        self._seen_arrays = {
-            "t": wp.zeros(tiles * tile**2, dtype=float, device=self._wp_device),
-            "face": wp.zeros(tiles * tile**2, dtype=int, device=self._wp_device),
-            "shapes": wp.zeros(tiles * (packet_kernels.LISTED + 1), dtype=int, device=self._wp_device),
-        }
-        for name, array in self._seen_arrays.items():
-            setattr(seen, name, array)
-        return seen
+        return self._filled(packet_kernels.Seen, tiles * tile**2)
 
     def _point_to_poses(self) -> None:
         scene = self._scene.struct
