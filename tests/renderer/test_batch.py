@@ -58,7 +58,9 @@ def test_a_batch_equals_streams_one_by_one(
             expected = stream.push(window, steps=2).rgb
             assert expected.std() > 0.05
             torch.testing.assert_close(batch[index].rgb, expected, rtol=0, atol=most)
-            assert (batch[index].rgb - expected).abs().mean() < mean
+            difference = (batch[index].rgb - expected).abs()
+            assert difference.mean() < mean
+            assert difference.flatten().quantile(0.999) < most / 2  # a pixel or two may be as far off as `most`
     assert [stream.latent_index for stream in together] == [3, 4, 12]
 
 
