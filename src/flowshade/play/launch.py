@@ -14,6 +14,7 @@ from flowshade.checkpoints.loading import find_parts
 from flowshade.errors import MissingDependencyError
 from flowshade.play.errors import PlayError
 from flowshade.play.sources import ClipSource, Source, WorldSource, open_world
+from flowshade.renderer.prompt import CaptionBank, PromptEncoder
 from flowshade.types import FRAMES_PER_LATENT
 from flowshade.upstream import FLASH
 from flowshade.world import WORLDS, WorldError
@@ -67,11 +68,12 @@ class Launch:
         size = self.size or (GPU_SIZE if gpu else CPU_SIZE)
         return replace(self, size=size, fps=self.fps or (60.0 if gpu else 30.0))
 
-    def load_model(self) -> StyledRenderer:
-        """The renderer that all players share."""
+    def load_model(self, encoder: PromptEncoder | CaptionBank | None = None) -> StyledRenderer:
+        """The renderer that all players share; `encoder` as `load_renderer` takes it."""
         return load_renderer(
-            self.model, checkpoint=self.checkpoint, device=self.device, steps=self.steps, fast=self.fast
-        )
+            self.model, checkpoint=self.checkpoint, device=self.device, steps=self.steps, encoder=encoder,
+            fast=self.fast,
+        )  # fmt: skip
 
     def open_source(self, kind: str | None, seed: int | None) -> Source:
         """A world or clip of a session's own; for a settled launch."""
