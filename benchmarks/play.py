@@ -251,7 +251,7 @@ class Loader:
         cuda = device.type == "cuda"
         config = FlashConfig() if cuda else tiny()
         model = build(config, self.past, device, torch.bfloat16 if cuda else torch.float32)
-        if self.launch.fast:
+        if self.launch.fast or (cuda and self.launch.fast is None):
             speed_up(model)
         encoder = RandomPrompts(config.transformer.text_dim, TEXT_TOKENS, device)
         return FlashStream(
@@ -518,7 +518,7 @@ def main() -> None:
     parser.add_argument("--fps", type=float, help="world ticks a second")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--window", type=int, default=4)
-    parser.add_argument("--fast", action="store_true", help="the model runs its fast path")
+    parser.add_argument("--fast", action=argparse.BooleanOptionalAction, help="the fast path; by default on a GPU")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--sessions", type=int, default=1, help="players at a time, each in a world of its own")
     parser.add_argument("--load", type=int, default=0, help="processes that keep a core busy each")

@@ -349,7 +349,7 @@ def load_renderer(
     steps: int | None = None,
     styles: str | Path | None = None,
     encoder: PromptEncoder | CaptionBank | None = None,
-    fast: bool = False,
+    fast: bool | None = None,
     compile: bool = False,
     fp8: bool = False,
 ) -> StyledRenderer:
@@ -366,7 +366,7 @@ def load_renderer(
         encoder: of the compact model: embeds captions, on `device`; None loads one. A `CaptionBank` knows its own
             captions alone, and needs no weights of an encoder.
         fast: run the fast path (`renderer.fast.speed_up`): fused layers everywhere, on a GPU also CUDA graphs and
-            attention chosen by timing. The first windows of a shape take longer.
+            attention chosen by timing. The first windows of a shape take longer. None runs it on a GPU.
         compile: the fast path with kernels that PyTorch compiles, some seconds for every new shape.
         fp8: the fast path with 8-bit linear layers, which changes the pictures a little; GPUs of compute capability
             8.9 and later.
@@ -417,7 +417,9 @@ def load_renderer(
     )
 
 
-def _speed_up(model: Renderer | FlashRenderer, fast: bool, compile: bool, fp8: bool) -> None:
+def _speed_up(model: Renderer | FlashRenderer, fast: bool | None, compile: bool, fp8: bool) -> None:
+    if fast is None:
+        fast = model.device.type == "cuda"
     if fast or compile or fp8:
         speed_up(model, kernels="inductor" if compile else None, fp8=fp8)
 

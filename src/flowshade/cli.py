@@ -179,6 +179,7 @@ Checkpoint = Annotated[
     arg(metavar="PATH", help="Of a named model: its folder or its transformer's file, instead of what was pulled."),
 ]
 Device = Annotated[str, arg(metavar="NAME", help="auto, cpu, cuda or cuda:N; auto takes a GPU when there is one.")]
+Fast = Annotated[bool, arg(help="On a GPU: fused layers and CUDA graphs; the first windows take longer.")]
 Fov = Annotated[float | None, arg(metavar="DEGREES", help="The camera's horizontal field of view, if you know it.")]
 Fps = Annotated[float | None, arg(metavar="FPS", help="Frames a second; by default what the clip states.")]
 Format = Annotated[str | None, arg(metavar="NAME", help="Read it as this format instead of finding out.")]
@@ -357,12 +358,10 @@ def render(
     checkpoint: Checkpoint = None,
     text_device: TextDevice = "auto",
     styles: StylesFile = None,
-    fast: Annotated[
-        bool, arg(help="Fused layers, on a GPU also CUDA graphs and timed attention; the first windows take longer.")
-    ] = False,
-    compile: Annotated[bool, arg(help="As --fast, with kernels compiled by PyTorch.")] = False,
+    fast: Fast = True,
+    compile: Annotated[bool, arg(help="The fast path with kernels compiled by PyTorch.")] = False,
     fp8: Annotated[
-        bool, arg(help="As --fast, with 8-bit linear layers: faster, slightly other pictures; recent NVIDIA GPUs.")
+        bool, arg(help="The fast path with 8-bit linear layers, slightly other pictures; recent NVIDIA GPUs.")
     ] = False,
     format: Format = None,
     compare: Annotated[bool, arg(help="Also write OUT.compare.mp4: the buffers beside the result.")] = False,
@@ -401,7 +400,7 @@ def render(
         dtype=_parse_dtype(dtype),
         steps=steps,
         styles=styles,
-        fast=fast,
+        fast=None if fast else False,
         compile=compile,
         fp8=fp8,
     )
@@ -1256,7 +1255,7 @@ def play(
         None
     ),
     window: Annotated[int, arg(metavar="N", help="Frames rendered together; 4 answers soonest.")] = 4,
-    fast: Annotated[bool, arg(help="Fused layers, on a GPU also CUDA graphs; the first windows take longer.")] = False,
+    fast: Fast = True,
     sessions: Annotated[int, arg(metavar="N", help="Players at a time.")] = 8,
     device: Device = "auto",
     host: Annotated[str, arg(metavar="NAME", help="Where to listen; only this machine can connect by default.")] = (
@@ -1271,7 +1270,8 @@ def play(
 
     launch = Launch(
         world=world, seed=seed, mjcf=mjcf, clip=clip, model=model, checkpoint=checkpoint,
-        size=None if size is None else _parse_size(size), fps=fps, steps=steps, window=window, fast=fast,
+        size=None if size is None else _parse_size(size), fps=fps, steps=steps, window=window,
+        fast=None if fast else False,
         sessions=sessions, device=device, host=host, port=port, token=token, push=push,
     )  # fmt: skip
     run(launch, announce=lambda address: print(f"playing at {address} (Ctrl+C ends it)", flush=True))

@@ -43,8 +43,8 @@ class Launch:
     """World ticks a second; None takes 30 on a CPU and 60 on a GPU."""
     steps: int | None = None
     window: int = FRAMES_PER_LATENT
-    fast: bool = False
-    """Whether the model runs its fast path (`renderer.fast.speed_up`)."""
+    fast: bool | None = None
+    """Whether the model runs its fast path (`renderer.fast.speed_up`); None runs it on a GPU."""
     sessions: int = 8
     device: str = "auto"
     host: str = "127.0.0.1"
