@@ -122,6 +122,16 @@ class StyledRenderer:
     def device(self) -> torch.device:
         return self.model.device
 
+    @property
+    def preparations(self) -> int | None:
+        """Stages so far that were slow as the first of their shapes, by CUDA graphs; None = there are none."""
+        return None if self.model.graphs is None else self.model.graphs.preparations
+
+    @property
+    def past_frames(self) -> int:
+        """Pictures that a stream remembers; from then on its windows are all alike."""
+        return self.model.transformer.history_frames * FRAMES_PER_LATENT
+
     def open_stream(self, seed: int = 0) -> Stream | FlashRenderer:
         """A further stream through the same weights; it needs a prompt (`set_text`) and goes on in `push_streams`."""
         return self.model.open_stream(seed)

@@ -26,9 +26,13 @@ class Game:
         window: int = 4,
         trace: float = 0.002,
         shows_in: float = 0.005,
+        steps: int = 4,
+        first: float = 0.0,
     ) -> None:
         self.clock = Clock()
-        models = FakeModels(self.clock, lambda steps, frames: cost(steps, frames, self.clock.time))
+        models = FakeModels(
+            self.clock, lambda steps, frames: cost(steps, frames, self.clock.time), steps=steps, first=first
+        )
         self.source = FakeSource(self.clock, fps=fps, seconds=trace)
         self.session = Session(
             "1", self.source, cast(Any, models), self._emit, recordings=folder, window=window, now=self.clock.now
@@ -138,6 +142,49 @@ def test_one_hiccup_changes_nothing(tmp_path: Path) -> None:
         (4, 1)
     }
     assert game.longest(22, 55) <= game.longest(5, 18) + 0.01
+
+
+def gpu(steps: int, frames: int, now: float) -> float:
+    """Seconds of a window, compact at 480x832 on one H200."""
+    return 0.003 + 0.0025 * steps * frames / 4
+
+
+def test_recording_graphs_is_not_taken_for_the_machines_speed(tmp_path: Path) -> None:
+    """Two windows of 2 s each for every new kind: the game begins when they are over, and at its best."""
+    game = Game(tmp_path, gpu, fps=60.0, steps=2, first=2.0).play(until=30)
+    warm = [status for status in game.statuses if not status.warming]
+    assert any(status.warming for status in game.statuses)
+    assert {(status.steps, status.window, status.stride) for status in warm} == {(2, 4, 1)}
+    assert game.longest(6, 29) < 0.175
+    shown = [header for header in game.shown if header.view == "generated"]
+    assert len(shown) > 0.95 * 60 * (30 - 5)
+
+
+def test_a_load_of_seconds_is_forgotten_soon(tmp_path: Path) -> None:
+    game = Game(tmp_path, lambda *kind: 0.5 if 20 < kind[2] < 23 else gpu(*kind), fps=60.0, steps=2)
+    game.play(until=23.5)
+    assert game.session._pace.stride > 4
+    game.play(until=27)
+    assert (game.session._pace.steps, game.session._pace.stride) == (2, 1)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.78])
+def test_steps_come_back_as_far_as_they_fit(share: float) -> None:
+    """Painting with all steps takes this share of a window's time; a second of trouble took them away."""
+    pace = Pace(fps=30, best_window=16, best_steps=4)
+    for _ in range(3):
+        pace.took(0.02, 2.0)
+    assert pace.steps < 4
+    changes = sum(pace.took(0.02, share * pace.span * pace.steps / 4 * pace.window / 16) for _ in range(200))
+    assert (pace.steps, pace.window, pace.stride) == (4, 16, 1)
+    assert changes <= 8
+
+
+def test_a_machine_that_prepares_for_ever_is_slow() -> None:
+    pace = Pace(fps=30, best_window=4, best_steps=4)
+    for _ in range(20):
+        pace.took(0.01, 1.0, once=True)
+    assert pace.steps < 4 and pace.note
 
 
 def test_stale_jumps_are_forgotten_and_fresh_ones_are_not(tmp_path: Path) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 import torch
 
 from flowshade.api import StyledRenderer, load_renderer
+from flowshade.errors import FlowshadeError
+from flowshade.nn.graphs import Graphs
 from flowshade.play.errors import PlayError
 from flowshade.play.painting import Canvas, Models
 from flowshade.types import GBuffer
 from tests.conftest import make_gbuffer
+from tests.nn.replay import replaying
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +130,49 @@ def test_a_model_that_cannot_be_loaded_is_said_and_a_closed_one_too(renderer: St
     closed.close()
     with pytest.raises(PlayError, match="not there"):
         closed.paint([Canvas()], [window(1)], 1)
+
+
+def test_a_rehearsal_leaves_nothing_to_prepare(debug_model: Path) -> None:
+    """Graphs as on a GPU, by a stand-in: what a rehearsed kind of window needs has been recorded."""
+    renderer = load_renderer(debug_model, device="cpu")
+    renderer.model.graphs = Graphs(replaying([]))
+    models = Models(lambda: renderer)
+    models.wait()
+    try:
+        models.rehearse(window(1), 2).result(60)
+        before = renderer.preparations
+        assert before and models.rehearse(window(2), 2).done(), "once a kind"
+        canvas = Canvas()
+        for turn in range(8):
+            models.paint([canvas], [window(turn)], 2)
+            assert not canvas.prepared
+        assert renderer.preparations == before
+        models.paint([canvas], [window(9)], 1)
+        assert canvas.prepared, "other steps"
+    finally:
+        models.close()
+    with pytest.raises(PlayError, match="not there"):
+        models.rehearse(window(1), 4)
+
+
+def test_without_graphs_there_is_nothing_to_rehearse(models: Models, renderer: StyledRenderer) -> None:
+    assert renderer.preparations is None
+    assert models.rehearse(window(1), 2).done()
+    canvas = Canvas()
+    models.paint([canvas], [window(1, frames=12)], 1)
+    assert canvas.prepared, "the first call of a kind loads kernels"
+    models.paint([canvas], [window(1, frames=12)], 1)
+    assert not canvas.prepared
+
+
+def test_what_goes_wrong_in_a_rehearsal_is_said(debug_model: Path) -> None:
+    def fail(_: object) -> NoReturn:
+        raise RuntimeError("out of memory")
+
+    renderer = load_renderer(debug_model, device="cpu")
+    renderer.model.graphs = Graphs(fail)
+    models = Models(lambda: renderer)
+    models.wait()
+    with pytest.raises(FlowshadeError, match="out of memory"):
+        models.rehearse(window(1), 2).result(60)
+    models.close()

@@ -157,13 +157,15 @@ class Graphs:
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         keep: Callable[[], Iterable[Tensor]] = tuple,
         capacity: int = 16,
-        advice: str = "Render without graphs (speed_up(..., graphs=False)).",
+        advice: str = "Render on the plain path: --no-fast, or load_renderer(fast=False).",
     ) -> None:
         self._capture = capture
         self._context = context
         self._keep = keep
         self._capacity = capacity
         self._advice = advice
+        self.preparations = 0
+        """Calls so far that took longer than those that follow: a signature's first two."""
         self._slots: dict[str, _Slots] = {}
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
         self._recorded: OrderedDict[Hashable, _Recorded] = OrderedDict()
@@ -180,6 +182,7 @@ class Graphs:
         tensors, signature = flatten(arguments)
         key = name, signature
         if key not in self._recorded:
+            self.preparations += 1
             if key not in self._seen:
                 self._seen[key] = None
                 _forget(self._seen, 8 * self._capacity)
@@ -206,7 +209,7 @@ class Graphs:
             outputs, replay = self._capture(run)
         except RuntimeError as error:
             raise FlowshadeError(
-                f"{name} cannot be captured as a CUDA graph: {str(error).strip().splitlines()[0]} {self._advice}"
+                f"{name} cannot be captured as a CUDA graph: {str(error).strip().splitlines()[0].rstrip('.')}. {self._advice}"
             ) from error
         return _Recorded(slots=slots, outputs=outputs, result=result, replay=replay, keep=list(self._keep()))
 

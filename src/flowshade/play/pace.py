@@ -7,10 +7,12 @@ World time follows the clock. When making a window takes longer than showing it,
 3. frames: a window covers more world ticks and shows every `stride`-th; the others count as dropped;
 4. the clock: once a window covers `LONGEST_SPAN` seconds, the world runs in slow motion.
 
-When there is room again, the same way back, one thing at a time; a step back that does not hold is tried again later
-and later. Nothing queues: one window is traced while one is painted, an input waits for the next to begin and is
-answered within `Pace.bound` seconds, whatever the load. Frames that a player cannot take are replaced by newer ones
-(`FrameQueue`), and jumps and throws that waited longer than `STALE_SECONDS` are forgotten.
+When there is room again, the same way back: frames and steps as far as the measured times say that they fit, at once,
+and the window's length by doubling; what does not hold is tried again later and later. Windows that took long since
+they were the first of their kind are not counted. Nothing queues: one window is traced while one is painted, an input
+waits for the next to begin and is answered within `Pace.bound` seconds, whatever the load. Frames that a player cannot
+take are replaced by newer ones (`FrameQueue`), and jumps and throws that waited longer than `STALE_SECONDS` are
+forgotten.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ LONGEST_SPAN = 0.6
 STALE_SECONDS = 1.0
 """A jump or throw that could not be answered for so long is forgotten."""
 
-_TOO_SLOW, _ROOMY = 0.95, 0.6
-"""Share of a window's time that making it may take; and below which there is room for more."""
+_TOO_SLOW, _ROOMY, _TWICE = 0.95, 0.8, 0.6
+"""Share of a window's time that making it may take; that it may be expected to take after a change; and below which a
+window may be twice as long, since it then takes less than twice the time."""
 _REMEMBERED = 5
 """Windows that the expected time is the median of: one hiccup changes nothing."""
-_PATIENCE = 12
-"""Windows with room in a row before anything is given back; doubles each time it did not hold."""
-_LONGEST_PATIENCE = 400
+_PATIENCE, _LONGEST_PATIENCE = 1.0, 60.0
+"""Seconds of room before anything is given back; doubles each time it did not hold."""
+_ONCE = 8
+"""Windows in a row that may be the first of their kind. A machine that has always something new to prepare is slow."""
 _SCREENSHOTS = 4
 """That may wait for a player who reads nothing."""
 
@@ -57,9 +61,11 @@ class Pace:
     """Seconds of tracing and of painting."""
     _before: tuple[float, float] = (0.0, 0.0)
     """What they were before the last change: a guess until there is something better."""
-    _roomy: int = 0
-    _patience: int = _PATIENCE
+    _roomy: float = 0.0
+    """Seconds for which there has been room."""
+    _patience: float = _PATIENCE
     _raised: bool = False
+    _once: int = 0
 
     def __post_init__(self) -> None:
         self.steps, self.window = self.best_steps, self.best_window
@@ -99,14 +105,21 @@ class Pace:
         """Seconds within which an input is in a picture, as long as windows take what they take now."""
         return self.period + self.work
 
-    def took(self, tracing: float, painting: float) -> bool:
-        """Takes note of how long a window took, seconds. Returns whether anything changed."""
+    def took(self, tracing: float, painting: float, *, once: bool = False) -> bool:
+        """Takes note of how long a window took, seconds. Returns whether anything changed.
+
+        Args:
+            once: it was the first of its kind, and others will not take so long.
+        """
+        self._once = self._once + 1 if once else 0
+        if 0 < self._once <= _ONCE:
+            return False
         self._times.append((tracing, painting))
         if self.load > _TOO_SLOW * self.span:
-            self._roomy = 0
+            self._roomy = 0.0
             enough = len(self._times) >= 3 or self.load > 2 * self.span
             return self._less() if enough else self._say()
-        self._roomy = self._roomy + 1 if self._has_room() else 0
+        self._roomy = self._roomy + self.period if self._has_room() else 0.0
         return self._more() if self._roomy >= self._patience else self._say()
 
     def _less(self) -> bool:
@@ -128,26 +141,39 @@ class Pace:
 
     def _has_room(self) -> bool:
         if self.stride > 1:
-            return self.load < _ROOMY * self.window * (self.stride - 1) / self.fps
+            return self._fitting_stride() < self.stride
         if self.window < self.best_window:
-            return self.load < _ROOMY * self.span  # twice the frames in less than twice the time
-        steps = min(2 * self.steps, self.best_steps)
-        return steps > self.steps and max(self.load, self.painting * steps / self.steps) < _ROOMY * self.span
+            return self.load < _TWICE * self.span
+        return self._fitting_steps() > self.steps
 
     def _more(self) -> bool:
         if self.stride > 1:
-            self.stride -= 1
+            self.stride = self._fitting_stride()
         elif self.window < self.best_window:
             self.window = min(2 * self.window, self.best_window)
         else:
-            self.steps = min(2 * self.steps, self.best_steps)
+            self.steps = self._fitting_steps()
         self._raised = True
         return self._changed()
+
+    def _fitting_stride(self) -> int:
+        """The smallest stride that the last windows would have kept."""
+        return max(1, math.ceil(self.load * self.fps / (self.window * _ROOMY)))
+
+    def _fitting_steps(self) -> int:
+        """The most steps, by doubling, whose windows would keep pace if painting took as many times as long."""
+        steps = self.steps
+        while steps < self.best_steps:
+            more = min(2 * steps, self.best_steps)
+            if max(self.load, self.painting * more / self.steps) >= _ROOMY * self.span:
+                break
+            steps = more
+        return steps
 
     def _changed(self) -> bool:
         self._before = self.tracing, self.painting
         self._times.clear()
-        self._roomy = 0
+        self._roomy = 0.0
         self._say()
         return True
 

@@ -8,7 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 LARGEST_BATCH = 16
 """Windows in one call."""
+_REPEATS = 3
+"""Windows after which nothing is new about a stream whose past is full: one timed, one recorded, one to see."""
 
 
 class Canvas:
@@ -31,6 +34,8 @@ class Canvas:
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self.caption = ""
+        self.prepared = False
+        """Whether the last window took longer than others will, since it was among the first of its kind."""
         self._stream: Stream | FlashRenderer | None = None
         self._written: str | None = None
 
@@ -48,17 +53,22 @@ class Canvas:
         return self._stream
 
 
+Kind = tuple[int, ...]
+"""Whether it is a rehearsal, steps, frames, height and width."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Job:
     canvas: Canvas
     window: GBuffer
     steps: int
-    done: Future[np.ndarray] = field(default_factory=Future)
+    rehearsal: bool = False
+    done: Future[Any] = field(default_factory=Future)
 
     @property
-    def kind(self) -> tuple[int, ...]:
+    def kind(self) -> Kind:
         """Jobs of one kind fit into one call."""
-        return (self.steps, self.window.frames, *self.window.size)
+        return (self.rehearsal, self.steps, self.window.frames, *self.window.size)
 
 
 class Models:
@@ -80,6 +90,9 @@ class Models:
         self._renderer: StyledRenderer | None = None
         self._threads = threads or max(1, (os.cpu_count() or 2) - 1)
         self._jobs: deque[_Job] = deque()
+        self._rehearsed: dict[Kind, Future[Any]] = {}
+        self._painted: set[tuple[Kind, int]] = set()
+        """Kinds of calls that were made: how many windows of what kind."""
         self._waiting = threading.Condition()
         self._loaded = threading.Event()
         self._closing = False
@@ -123,6 +136,32 @@ class Models:
             self._waiting.notify_all()
         return [job.done for job in jobs]
 
+    def rehearse(self, window: GBuffer, steps: int) -> Future[Any]:
+        """Renders such windows, on streams that nobody sees, until they take no longer than they will in a game.
+
+        On the fast path of a GPU the first windows of a size and length are slow: kernels are timed and recorded.
+        Without it nothing is done. Whoever asks for the same again gets the same answer. Other windows wait meanwhile.
+
+        Returns:
+            Done when it is over; holds what was raised, if anything was.
+
+        Raises:
+            PlayError: the model is not there or has been closed.
+        """
+        job = _Job(canvas=Canvas(), window=window, steps=steps, rehearsal=True)
+        with self._waiting:
+            renderer = self.renderer
+            if self._closing or renderer is None:
+                raise PlayError("the model is not there; wait() for it before rehearse().")
+            if job.kind not in self._rehearsed:
+                self._rehearsed[job.kind] = job.done
+                if renderer.preparations is None:
+                    job.done.set_result(None)
+                else:
+                    self._jobs.append(job)
+                    self._waiting.notify_all()
+            return self._rehearsed[job.kind]
+
     def paint(self, canvases: Sequence[Canvas], windows: Sequence[GBuffer], steps: int) -> list[np.ndarray]:
         """`submit`, and waits for the pictures."""
         return [done.result() for done in self.submit(canvases, windows, steps)]
@@ -152,7 +191,10 @@ class Models:
     def _turn(self) -> bool:
         """One call, or False when it is time to end. Between calls the thread holds no windows of the last one."""
         batch = self._next()
-        self._serve(batch)
+        if batch and batch[0].rehearsal:
+            self._rehearse(batch[0])
+        else:
+            self._serve(batch)
         return bool(batch)
 
     def _next(self) -> list[_Job]:
@@ -191,6 +233,25 @@ class Models:
     def _paint(self, batch: list[_Job]) -> list[np.ndarray]:
         renderer = self._renderer
         assert renderer is not None
+        before, call = renderer.preparations, (batch[0].kind, len(batch))
         streams = [job.canvas.stream(renderer) for job in batch]
         frames = renderer.push_streams(streams, [job.window for job in batch], steps=batch[0].steps)
-        return [part.to_uint8().cpu().numpy() for part in frames]
+        pictures = [part.to_uint8().cpu().numpy() for part in frames]
+        for job in batch:
+            job.canvas.prepared = call not in self._painted or renderer.preparations != before
+        self._painted.add(call)
+        return pictures
+
+    def _rehearse(self, job: _Job) -> None:
+        """A stream from its start until its past is full, twice: on a GPU a stage is recorded at its second call."""
+        renderer = self._renderer
+        assert renderer is not None
+        full = -(-renderer.past_frames // job.window.frames)  # windows
+        try:
+            for canvas in (Canvas(), Canvas()):
+                for _ in range(full + _REPEATS):
+                    self._paint([replace(job, canvas=canvas, rehearsal=False)])
+        except Exception as error:  # noqa: BLE001 - goes to those who wait
+            job.done.set_exception(error)
+        else:
+            job.done.set_result(None)

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import cv2
 import numpy as np
@@ -110,6 +110,7 @@ class Session:
         self._canvas = Canvas()
         self._painting: _Window | None = None
         self._warm = False
+        self._rehearsal: Future[Any] | None = None
         self._pace = Pace(fps=source.fps, best_window=window, best_steps=1)
         self._last_status = 0.0
         self._last_picture: np.ndarray | None = None
@@ -278,7 +279,7 @@ class Session:
         gbuffer, references = self._trace(controls, stride, view, style)
         tracing = self._now() - began
         self._collect(wait=True)
-        self._prepare(prompt, style)
+        self._prepare(prompt, style, gbuffer)
         seen, pictures = self._paint(gbuffer, references, view)
         self._painting = _Window(
             gbuffer=gbuffer, references=references, view=seen, split=seen == SPLIT, shown=shown, look=look,
@@ -303,7 +304,8 @@ class Session:
                 recorder.append(window.gbuffer, pictures, window.stride)
         self._last_picture = pictures[-1]
         self._send(window, [encode_jpeg(picture) for picture in pictures])
-        self._status(force=self._pace.took(window.tracing, painting))
+        once = window.view in (GENERATED, SPLIT) and self._canvas.prepared
+        self._status(force=self._pace.took(window.tracing, painting, once=once))
 
     def _send(self, window: _Window, encoded: list[bytes]) -> None:
         first, interval = max(self._now(), self._next_due), window.stride / self.source.fps
@@ -337,15 +339,26 @@ class Session:
         self._jumped = self._threw = -math.inf
         return [first, *[held] * (ticks - 1)]
 
-    def _prepare(self, prompt: str, style: str) -> None:
+    def _prepare(self, prompt: str, style: str, traced: GBuffer) -> None:
         renderer = self._models.renderer
-        if renderer is None:
+        if renderer is None or not (self._warm or self._rehearsed(traced, renderer.steps)):
             return
         if not self._warm:
             self._warm = True
             self._pace = Pace(fps=self.source.fps, best_window=self._pace.best_window, best_steps=renderer.steps)
             prompt = self._warm_up(prompt, style)
         self._canvas.caption = renderer.compose(prompt, style)
+
+    def _rehearsed(self, traced: GBuffer, steps: int) -> bool:
+        """Whether the model is ready for windows of this size; it is told to make itself so the first time."""
+        if self._rehearsal is None:
+            frames = self._pace.best_window
+            like = GBuffer.cat([traced] * -(-frames // traced.frames))[:frames]
+            self._rehearsal = self._models.rehearse(like, steps)
+        if not self._rehearsal.done():
+            return False
+        self._rehearsal.result()  # raises what went wrong
+        return True
 
     def _warm_up(self, prompt: str, style: str) -> str:
         """The prompt, or none where it was given before the model was there and is one that it does not take."""
