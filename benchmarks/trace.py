@@ -10,6 +10,9 @@ and p99 from frames waited for one by one. Prints each row of a markdown table a
 also keeps them, row by row. A row takes `--seconds` at most, compiling kernels aside (minutes, the first time of all);
 a row that is ended from outside (Ctrl-C, SIGTERM) is printed of the frames it had. Progress goes to stderr.
 
+One small picture does not fill a large GPU. `--together 1 4` also traces four worlds, seeds in a row, in turns in one
+process, each on a CUDA stream of its own: frames a second are of all of them, median and p99 of a frame of each.
+
 `--what rays` tells how far the rays of direct light are from what the machine can do: rays a second of each kernel that
 traces, as it runs within a picture, and their share of a peak, measured on the same tree: parallel neighbours (a
 camera's rays, 16 a pixel), any hit, nothing shaded.
@@ -53,6 +56,8 @@ class Result:
     size: tuple[int, int]
     samples: int
     what: str
+    together: int
+    """Worlds traced in turns; what follows but the rate is of one frame of each."""
     frames: int
     frames_per_second: float
     median_ms: float
@@ -190,44 +195,63 @@ def make_tracer(
     )  # fmt: skip
 
 
-def measure(world: World, size: tuple[int, int], device: torch.device, args: argparse.Namespace) -> Iterator[Result]:
-    cameras = camera_at(world.camera_path, np.arange(args.frames) / world.fps, *size)
-    views: list[Camera] = [cameras[index : index + 1] for index in range(args.frames)]
-    stream = stream_frame(views[0].pose[0])
-    data = world.reset()
-    step(world, data)
-    look = LOOKS[args.look]
+class Lane:
+    """A world, its tracer and the CUDA stream that it is traced on."""
+
+    def __init__(
+        self, world: World, size: tuple[int, int], device: torch.device, args: argparse.Namespace, what: str
+    ) -> None:
+        cameras = camera_at(world.camera_path, np.arange(args.frames) / world.fps, *size)
+        self._views: list[Camera] = [cameras[index : index + 1] for index in range(args.frames)]
+        self._frame = stream_frame(self._views[0].pose[0])
+        self._look = LOOKS[args.look] if what != "buffers" else None
+        self._data = world.reset()
+        step(world, self._data)
+        self.tracer = make_tracer(world, size, device, args, what)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def trace(self, index: int) -> None:
+        with torch.cuda.stream(self._stream):  # None changes nothing
+            self.tracer.update(self._data)
+            self.tracer.gbuffer(self._views[index], previous=self._views[max(index - 1, 0)])
+            if self._look is not None:
+                self.tracer.shade(self._look, stream=self._frame)
+
+
+def measure(
+    kind: str, together: int, size: tuple[int, int], device: torch.device, args: argparse.Namespace
+) -> Iterator[Result]:
+    worlds = [make_world(kind, args.seed + index) for index in range(together)]
     for what in args.what:
         if what == "rays":
             continue
-        tracer = make_tracer(world, size, device, args, what)
+        lanes = [Lane(world, size, device, args, what) for world in worlds]
+        wait(device)
 
-        def frame(index: int, tracer: Tracer = tracer, shaded: bool = what != "buffers") -> None:
-            tracer.update(data)
-            tracer.gbuffer(views[index], previous=views[max(index - 1, 0)])
-            if shaded:
-                tracer.shade(look, stream=stream)
+        def frame(index: int, lanes: list[Lane] = lanes) -> None:
+            for lane in lanes:
+                lane.trace(index)
 
         words = {
             "buffers": "G-buffer",
             "direct": f"G-buffer and picture ({args.look}, {args.sun_rays} sun, {args.sky_rays} sky rays)",
             "paths": f"G-buffer and picture ({args.look}, {args.paths} paths)",
-        }[what]
+        }[what] + (f", {together} worlds at once" if together > 1 else "")
         slow = {"buffers": 1, "direct": 5, "paths": 10}[what] if device.type == "cpu" else 1
         frames = max(args.frames // slow, 2)
         found, stopped = Timing(), False
         try:
-            label = f"{world.name} {size[0]}x{size[1]} {device.type}, {words}"
+            label = f"{kind} {size[0]}x{size[1]} {device.type}, {words}"
             timed(frame, frames, device, Progress(label), args.seconds, found)
         except KeyboardInterrupt:
             if not found.each:
                 raise
             stopped = True
         yield Result(
-            hardware=machine(device, args.threads), date=date.today().isoformat(), world=world.name,
-            triangles=tracer.triangles, geoms=world.model.ngeom, size=size, samples=args.samples,
-            what=words + (f", stopped after {len(found.each)} frames" if stopped else ""),
-            frames=len(found.each), frames_per_second=found.rate(),
+            hardware=machine(device, args.threads), date=date.today().isoformat(), world=kind,
+            triangles=lanes[0].tracer.triangles, geoms=worlds[0].model.ngeom, size=size, samples=args.samples,
+            what=words + (f", stopped after {len(found.each)} frames" if stopped else ""), together=together,
+            frames=len(found.each), frames_per_second=together * found.rate(),
             median_ms=float(np.median(found.each)), p99_ms=float(np.percentile(found.each, 99)),
         )  # fmt: skip
         if stopped:
@@ -331,6 +355,7 @@ def main() -> None:
     parser.add_argument("--size", nargs="+", type=parse_size, default=[(240, 416), (480, 832)], metavar="HxW")
     parser.add_argument("--world", nargs="+", default=["street", "hills"])
     parser.add_argument("--seed", type=int, default=0, help="of the worlds")
+    parser.add_argument("--together", nargs="+", type=int, default=[1], help="worlds traced in turns; one row each")
     parser.add_argument("--look", default="sunny", choices=LOOKS)
     parser.add_argument("--what", nargs="+", default=["buffers", "direct", "paths", "rays"],
                         choices=["buffers", "direct", "paths", "rays"])  # fmt: skip
@@ -367,8 +392,9 @@ def run(args: argparse.Namespace) -> None:
         print(HEADER, flush=True)
     for device, kind, size in scenes:
         args.frames = given or (300 if device.type == "cuda" else 20)
-        for result in measure(make_world(kind, args.seed), size, device, args):
-            tell(result)
+        for together in args.together:
+            for result in measure(kind, together, size, device, args):
+                tell(result)
     if "rays" in args.what:
         print(f"\n{RAY_HEADER}", flush=True)
         for device, kind, size in scenes:

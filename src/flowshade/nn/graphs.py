@@ -208,9 +208,8 @@ class Graphs:
         try:
             outputs, replay = self._capture(run)
         except RuntimeError as error:
-            raise FlowshadeError(
-                f"{name} cannot be captured as a CUDA graph: {str(error).strip().splitlines()[0].rstrip('.')}. {self._advice}"
-            ) from error
+            reason = str(error).strip().splitlines()[0].rstrip(".")
+            raise FlowshadeError(f"{name} cannot be captured as a CUDA graph: {reason}. {self._advice}") from error
         return _Recorded(slots=slots, outputs=outputs, result=result, replay=replay, keep=list(self._keep()))
 
     def _replay(self, recorded: _Recorded, tensors: list[Tensor]) -> Any:
