@@ -971,6 +971,7 @@ def eval_long(
     kind: Annotated[str, arg(metavar="KIND", help="Kind of world.")] = "street",
     look: Annotated[str, arg(metavar="NAME", help="The look.")] = "overcast",
     size: Annotated[str, arg(metavar="HxW", help="Height and width in pixels.")] = "240x416",
+    reference: EvalReference = "direct",
     every: Annotated[int, arg(metavar="N", help="Compare one frame in N with the reference; 0: about 60 in all.")] = 0,
     model: EvalModel = "compact",
     captions: EvalCaptions = None,
@@ -987,7 +988,7 @@ def eval_long(
 
     run = long.LongRun(
         kind=kind, look=_known_looks((look,))[0], frames=frames, loop=loop, size=_parse_size(size), every=every,
-        window=window, stream_seed=seed,
+        window=window, stream_seed=seed, reference=reference,
     )  # fmt: skip
     renderer = _load_told(model, captions, steps, device)
     with progress_bar("streaming") as progress:

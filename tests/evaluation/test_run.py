@@ -185,6 +185,19 @@ def test_a_loop_shows_the_same_buffers_on_the_way_back() -> None:
     assert first is not None and again is not None and torch.equal(first, again)
 
 
+def test_a_long_run_that_compares_too_seldom_is_refused_at_once() -> None:
+    with pytest.raises(FlowshadeError, match="samples none of the last 9; expected every 9 or fewer"):
+        LongRun(frames=64, window=16, every=30)
+
+
+def test_the_reference_of_a_long_run_may_be_path_traced() -> None:
+    direct, paths = (
+        dict(enumerate(shown for _, _, shown in traced_frames(dataclasses.replace(LONG, reference=kind), "cpu")))[0]
+        for kind in ("direct", "paths")
+    )
+    assert direct is not None and paths is not None and 0.001 < (direct - paths).abs().mean() < 0.2
+
+
 def test_a_long_stream_is_measured(renderer: StyledRenderer, tmp_path: Path) -> None:
     results = evaluate_long(renderer, LONG, tmp_path)
     assert results["methods"]["reference"]["drift_red"] == 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from flowshade.api import StyledRenderer
 from flowshade.color import from_bytes, linear_to_srgb, to_bytes
 from flowshade.errors import FlowshadeError
 from flowshade.evaluation.baselines import AlbedoAffine
-from flowshade.evaluation.drift import Sample, drift, picture_statistics, revisit_pairs
+from flowshade.evaluation.drift import Sample, drift, part_frames, picture_statistics, revisit_pairs
 from flowshade.evaluation.methods import Stopwatch
 from flowshade.evaluation.metrics import psnr, ssim
 from flowshade.evaluation.page import runtime_table, write_html
@@ -52,11 +52,18 @@ class LongRun:
     """One frame in so many is compared with the reference; 0 takes about 60 in all."""
     window: int = 16
     stream_seed: int = 0
+    reference: Literal["direct", "paths"] = "direct"
 
     def __post_init__(self) -> None:
         if self.frames < 4 * self.window:
             raise FlowshadeError(
                 f"a long run has {self.frames} frames in windows of {self.window}; expected four windows or more."
+            )
+        part = part_frames(self.frames)
+        if not any(self.sampled(frame) for frame in range(self.frames - part, self.frames)):
+            raise FlowshadeError(
+                f"comparing every {self.every} of {self.frames} frames samples none of the last {part}; expected "
+                f"every {part} or fewer."
             )
 
     def sampled(self, frame: int) -> bool:
@@ -72,7 +79,10 @@ def traced_frames(run: LongRun, device: str) -> Iterator[tuple[int, GBuffer, Ten
     from flowshade.world import camera_at, make_world, step
 
     world = make_world(run.kind, run.seed, fps=run.fps)
-    tracer = Tracer(world.model, size=run.size, device=device, samples=run.samples, channels=tuple(CHANNELS))
+    channels = tuple(CHANNELS)
+    tracer = Tracer(
+        world.model, size=run.size, device=device, samples=run.samples, channels=channels, reference=run.reference
+    )
     path, data, previous = world.camera_path, world.reset(), None
     stream = stream_frame(camera_at(path, [0.0], *run.size).pose[0])
     for frame in range(run.frames):
