@@ -187,7 +187,7 @@ def test_a_loop_shows_the_same_buffers_on_the_way_back() -> None:
 
 def test_a_long_run_that_compares_too_seldom_is_refused_at_once() -> None:
     with pytest.raises(FlowshadeError, match="samples none of the last 9; expected every 9 or fewer"):
-        LongRun(frames=64, window=16, every=30)
+        LongRun(frames=64, window=16, every=27)
 
 
 def test_the_reference_of_a_long_run_may_be_path_traced() -> None:
