@@ -15,12 +15,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import cv2
 import numpy as np
 import torch
 
+from flowshade.api import StyledRenderer
 from flowshade.errors import FlowshadeError
 from flowshade.gbuffer.look import LOOKS, Look
 from flowshade.gbuffer.view import channel_picture, to_uint8
@@ -28,7 +29,7 @@ from flowshade.play import protocol
 from flowshade.play.actors import MODES, Controls, Mode
 from flowshade.play.errors import PlayError
 from flowshade.play.pace import STALE_SECONDS, Pace, TimedFrame
-from flowshade.play.painting import Canvas, Models
+from flowshade.play.painting import Canvas, Models, Rehearsal
 from flowshade.play.protocol import GENERATED, REFERENCE, SPLIT, Command, FrameHeader, Input, SetLook, SetView
 from flowshade.play.recording import Recorder
 from flowshade.play.sources import Source
@@ -110,7 +111,7 @@ class Session:
         self._canvas = Canvas()
         self._painting: _Window | None = None
         self._warm = False
-        self._rehearsal: Future[Any] | None = None
+        self._rehearsal: Rehearsal | None = None
         self._pace = Pace(fps=source.fps, best_window=window, best_steps=1)
         self._last_status = 0.0
         self._last_picture: np.ndarray | None = None
@@ -340,25 +341,23 @@ class Session:
         return [first, *[held] * (ticks - 1)]
 
     def _prepare(self, prompt: str, style: str, traced: GBuffer) -> None:
+        """Tells the canvas what to paint, once the model is there and ready for windows such as the traced one."""
         renderer = self._models.renderer
-        if renderer is None or not (self._warm or self._rehearsed(traced, renderer.steps)):
+        if renderer is None:
             return
-        if not self._warm:
-            self._warm = True
-            self._pace = Pace(fps=self.source.fps, best_window=self._pace.best_window, best_steps=renderer.steps)
+        if self._rehearsal is None:
             prompt = self._warm_up(prompt, style)
+            kinds = self._best_pace(renderer).kinds
+            self._rehearsal = self._models.rehearse(traced, kinds, renderer.compose(prompt, style))
+        if not self._warm:
+            if not self._rehearsal.done():
+                return
+            self._rehearsal.result()  # raises what went wrong
+            self._warm, self._pace = True, self._best_pace(renderer)
         self._canvas.caption = renderer.compose(prompt, style)
 
-    def _rehearsed(self, traced: GBuffer, steps: int) -> bool:
-        """Whether the model is ready for windows of this size; it is told to make itself so the first time."""
-        if self._rehearsal is None:
-            frames = self._pace.best_window
-            like = GBuffer.cat([traced] * -(-frames // traced.frames))[:frames]
-            self._rehearsal = self._models.rehearse(like, steps)
-        if not self._rehearsal.done():
-            return False
-        self._rehearsal.result()  # raises what went wrong
-        return True
+    def _best_pace(self, renderer: StyledRenderer) -> Pace:
+        return Pace(fps=self.source.fps, best_window=self._pace.best_window, best_steps=renderer.steps)
 
     def _warm_up(self, prompt: str, style: str) -> str:
         """The prompt, or none where it was given before the model was there and is one that it does not take."""
@@ -427,9 +426,15 @@ class Session:
                 mode=self.source.mode, view=self._view, paused=self._paused, recording=self._recorder is not None,
                 warming=not self._warm, fps=round(0.0 if self._paused else pace.window / pace.period, 1),
                 window=pace.window, steps=pace.steps, stride=pace.stride, dropped=self._dropped + self._lost,
-                work_ms=round(1000 * pace.work, 1), bound_ms=round(1000 * pace.bound, 1), note=pace.note,
+                work_ms=round(1000 * pace.work, 1), bound_ms=round(1000 * pace.bound, 1), note=self._note(),
             )
         )  # fmt: skip
+
+    def _note(self) -> str:
+        """What was given up, or how far the model is before the game begins."""
+        if self._warm:
+            return self._pace.note
+        return "" if self._rehearsal is None else f"preparing the model: {100 * self._rehearsal.progress:.0f} %"
 
     @contextmanager
     def _recording(self) -> Iterator[Recorder | None]:
@@ -475,7 +480,9 @@ class Session:
 
 def encode_jpeg(picture: np.ndarray) -> bytes:
     """A picture uint8 [H, W, 3] as JPEG."""
-    done, data = cv2.imencode(".jpg", picture[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    done, data = cv2.imencode(
+        ".jpg", cv2.cvtColor(picture, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
+    )
     if not done:
         raise PlayError(f"a picture of shape {picture.shape} cannot be written as JPEG.")
     return data.tobytes()
