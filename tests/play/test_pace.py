@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from flowshade.play import session
 from flowshade.play.pace import FrameQueue, Pace, TimedFrame
 from flowshade.play.protocol import FrameHeader, Input, Status
 from flowshade.play.session import Session
@@ -160,6 +161,40 @@ def test_recording_graphs_is_not_taken_for_the_machines_speed(tmp_path: Path) ->
     assert game.longest(9, 29) < 0.175
     shown = [header for header in game.shown if header.view == "generated"]
     assert len(shown) > 0.98 * 60 * (30 - 8.2)
+
+
+def test_every_tick_is_shown_though_sending_takes_time_and_windows_vary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 FPS with room: that a window is a little late now and then adds up to nothing."""
+    noise = random.Random(0)
+    game = Game(
+        tmp_path, lambda *kind: gpu(*kind) * noise.uniform(0.8, 2.0), fps=60.0, steps=2, trace=0.0035, shows_in=0.003
+    )
+
+    def encode(picture: object) -> bytes:
+        game.clock.advance(0.0025 * noise.uniform(0.6, 2.0))
+        return b""
+
+    monkeypatch.setattr(session, "encode_jpeg", encode)
+    game.play(until=60)
+    shown = [header for header in game.shown if header.view == "generated"]
+    assert len(shown) > 0.99 * 60 * 59
+    assert game.session._pace.note == "" and game.longest(5, 58) < 0.175
+
+
+def test_the_painter_does_not_wait_for_sending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Painting takes nine tenths of the time and sending two: they overlap."""
+    game = Game(tmp_path, lambda *_: 0.9 * 4 / 30, steps=1)
+
+    def encode(picture: object) -> bytes:
+        game.clock.advance(0.2 / 30)
+        return b""
+
+    monkeypatch.setattr(session, "encode_jpeg", encode)
+    game.play(until=60)
+    assert len(game.shown) > 0.98 * 30 * 59
+    assert (game.session._pace.stride, game.session._pace.note) == (1, "")
 
 
 def test_a_load_of_seconds_is_forgotten_soon(tmp_path: Path) -> None:

@@ -60,9 +60,9 @@ class Pace:
     stride: int = 1
     note: str = ""
     """What was given up, in words; empty when nothing was."""
-    _times: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    """Seconds of tracing and of painting."""
-    _before: tuple[float, float] = (0.0, 0.0)
+    _times: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    """Seconds of tracing, of painting and of sending."""
+    _before: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """What they were before the last change: a guess until there is something better."""
     _roomy: float = 0.0
     """Seconds for which there has been room."""
@@ -84,22 +84,30 @@ class Pace:
     @property
     def tracing(self) -> float:
         """Seconds that physics and tracing of a window take: the median of the last few; 0 before the first."""
-        return statistics.median_high(each[0] for each in self._times) if self._times else self._before[0]
+        return self._usual(0)
 
     @property
     def painting(self) -> float:
         """Seconds that rendering a window takes, the wait for its turn included."""
-        return statistics.median_high(each[1] for each in self._times) if self._times else self._before[1]
+        return self._usual(1)
+
+    @property
+    def sending(self) -> float:
+        """Seconds until a window's pictures, once painted, are on their way: compression above all."""
+        return self._usual(2)
+
+    def _usual(self, part: int) -> float:
+        return statistics.median_high(each[part] for each in self._times) if self._times else self._before[part]
 
     @property
     def work(self) -> float:
-        """Seconds from the first tick of a window to its pictures."""
-        return self.tracing + self.painting
+        """Seconds from the first tick of a window until its pictures are on their way."""
+        return self.tracing + self.painting + self.sending
 
     @property
     def load(self) -> float:
-        """Seconds a window, at best: the next one is traced while one is painted."""
-        return max(self.tracing, self.painting)
+        """Seconds a window, at best: one thread paints, the other traces the next one and sends the last."""
+        return max(self.tracing + self.sending, self.painting)
 
     @property
     def span(self) -> float:
@@ -116,7 +124,7 @@ class Pace:
         """Seconds within which an input is in a picture, as long as windows take what they take now."""
         return self.period + self.work
 
-    def took(self, tracing: float, painting: float, *, once: bool = False) -> bool:
+    def took(self, tracing: float, painting: float, sending: float = 0.0, *, once: bool = False) -> bool:
         """Takes note of how long a window took, seconds. Returns whether anything changed.
 
         Args:
@@ -125,7 +133,7 @@ class Pace:
         self._once = self._once + 1 if once else 0
         if 0 < self._once <= _ONCE:
             return False
-        self._times.append((tracing, painting))
+        self._times.append((tracing, painting, sending))
         self._since += self.period
         if self.load > _TOO_SLOW * self.span:
             self._roomy = 0.0
@@ -186,7 +194,7 @@ class Pace:
         return self.steps
 
     def _changed(self) -> bool:
-        self._before = self.tracing, self.painting
+        self._before = self.tracing, self.painting, self.sending
         self._times.clear()
         self._roomy = self._since = 0.0
         self._say()

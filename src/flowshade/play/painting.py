@@ -289,7 +289,7 @@ class Models:
         return bool(batch) or rehearsal is not None
 
     def _next(self) -> tuple[list[_Job], Rehearsal | None]:
-        """The oldest window that waits, all that fit beside it, and the oldest rehearsal; nothing when it is time to end."""
+        """The oldest window that waits, all that fit beside it, and the oldest rehearsal; nothing at the end."""
         with self._waiting:
             while not (self._jobs or self._rehearsal() or self._closing):
                 self._waiting.wait()

@@ -66,6 +66,18 @@ class _Window:
     pictures: Future[np.ndarray]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Painted:
+    """A window whose pictures are there."""
+
+    window: _Window
+    pictures: np.ndarray
+    painting: float
+    """Seconds."""
+    once: bool
+    """Others will not take so long."""
+
+
 class Session:
     """A world, its player's wishes and the thread that serves them.
 
@@ -106,6 +118,8 @@ class Session:
         self._tick = self._frame = 0
         self._dropped = self._lost = 0
         self._next_due = self._painted_at = 0.0
+        self._sending = 0.0
+        """Seconds so far that went into sending windows."""
         self._recorder: Recorder | None = None
         self._recordings_begun = 0
         self._canvas = Canvas()
@@ -231,7 +245,7 @@ class Session:
         pace, due, begin = self._pace, self._next_due, -math.inf
         if self._painting is not None:
             painted = self._painting.submitted + pace.painting
-            due = max(due, painted) + pace.span
+            due = max(due, painted + pace.sending) + pace.span
             begin = painted - pace.tracing  # earlier, it would only wait for the painter
         lead = min(1.1 * pace.work, pace.period + pace.work) + 0.004
         return max(due - lead, begin) - self._now()
@@ -273,13 +287,13 @@ class Session:
 
     def _advance(self) -> None:
         """Ticks and traces a window and hands it to the painter."""
-        began, stride = self._now(), self._pace.stride
+        began, sending, stride = self._now(), self._sending, self._pace.stride
         with self._wake:
             controls, shown, look, view = self._controls(), self._held.id, self._look, self._view
             prompt, style = self.prompt, self.style
         gbuffer, references = self._trace(controls, stride, view, style)
-        tracing = self._now() - began
-        self._collect(wait=True)
+        tracing = self._now() - began - (self._sending - sending)
+        before = self._take_painted(wait=True)
         self._prepare(prompt, style, gbuffer)
         seen, pictures = self._paint(gbuffer, references, view)
         self._painting = _Window(
@@ -287,16 +301,29 @@ class Session:
             tick=self._tick, stride=stride, tracing=tracing, submitted=self._now(), pictures=pictures,
         )  # fmt: skip
         pictures.add_done_callback(self._note_painted)
+        if before is not None:  # only now: the painter need not wait for it
+            self._finish(before)
         self._collect()
 
     def _collect(self, *, wait: bool = False) -> None:
         """Sends the window that is painted, if it is."""
+        painted = self._take_painted(wait=wait)
+        if painted is not None:
+            self._finish(painted)
+
+    def _take_painted(self, *, wait: bool) -> _Painted | None:
         window = self._painting
         if window is None or not (wait or window.pictures.done()):
-            return
+            return None
         self._painting = None
         pictures = window.pictures.result()
-        painting = self._painted_at - window.submitted
+        # Whoever waits for a result may have it before the callback has noted when it came.
+        at = self._painted_at if self._painted_at >= window.submitted else self._now()
+        once = window.view in (GENERATED, SPLIT) and self._canvas.prepared
+        return _Painted(window=window, pictures=pictures, painting=at - window.submitted, once=once)
+
+    def _finish(self, painted: _Painted) -> None:
+        began, window, pictures = self._now(), painted.window, painted.pictures
         self._dropped += len(pictures) * (window.stride - 1)
         if window.split:
             pictures = self._beside_reference(pictures, window)
@@ -305,11 +332,14 @@ class Session:
                 recorder.append(window.gbuffer, pictures, window.stride)
         self._last_picture = pictures[-1]
         self._send(window, [encode_jpeg(picture) for picture in pictures])
-        once = window.view in (GENERATED, SPLIT) and self._canvas.prepared
-        self._status(force=self._pace.took(window.tracing, painting, once=once))
+        sending = self._now() - began
+        self._sending += sending
+        self._status(force=self._pace.took(window.tracing, painted.painting, sending, once=painted.once))
 
     def _send(self, window: _Window, encoded: list[bytes]) -> None:
-        first, interval = max(self._now(), self._next_due), window.stride / self.source.fps
+        now, interval = self._now(), window.stride / self.source.fps
+        late = now - self._next_due
+        first = now if late > interval else self._next_due  # a little late now and then must not add up
         self._next_due = first + interval * len(encoded)
         frames = []
         for k, data in enumerate(encoded):
