@@ -17,6 +17,7 @@ from flowshade.nn.graphs import Graphs
 from flowshade.play.errors import PlayError
 from flowshade.play.pace import Pace
 from flowshade.play.painting import Canvas, Models
+from flowshade.renderer.prompt import MAX_TOKENS
 from flowshade.types import GBuffer
 from tests.conftest import make_gbuffer
 from tests.nn.replay import replaying
@@ -153,6 +154,10 @@ def test_a_rehearsal_leaves_nothing_to_prepare(debug_model: Path) -> None:
         for turn, (frames, steps) in enumerate([*kinds, *kinds[::-1]]):
             models.paint([canvas], [window(turn, frames)], steps)
             assert not canvas.prepared
+        canvas.caption = "an old town in the rain " * 15
+        assert 64 < renderer.encoder.encode([canvas.caption]).tokens.shape[1] <= MAX_TOKENS
+        models.paint([canvas], [window(8, 8)], 2)
+        assert not canvas.prepared, "a longer prompt"
         assert renderer.preparations == before
         models.paint([canvas], [window(9)], 3)
         assert canvas.prepared, "other steps"
