@@ -105,6 +105,23 @@ class Painted:
         self._clock.plan(self._at, lambda: function(self))
 
 
+class Rehearsed:
+    """A rehearsal whose windows are painted as the clock goes on."""
+
+    def __init__(self, clock: Clock, painted: Sequence[Painted]) -> None:
+        self._clock, self._painted = clock, painted
+
+    @property
+    def progress(self) -> float:
+        return sum(each.done() for each in self._painted) / len(self._painted)
+
+    def done(self) -> bool:
+        return self.progress == 1.0
+
+    def result(self) -> None:
+        pass
+
+
 class FakeModels:
     """Paints grey; `cost(steps, frames)` seconds a window pass on the clock.
 
@@ -122,10 +139,14 @@ class FakeModels:
             encoder=SimpleNamespace(check=lambda text: None),
         )
 
-    def rehearse(self, window: GBuffer, steps: int) -> Painted:
+    def rehearse(self, window: GBuffer, kinds: Sequence[tuple[int, int]], caption: str) -> Rehearsed:
         if not self._first:
-            return Painted(self._clock, self._clock.time, np.zeros(0))
-        return [self.submit([Canvas()], [window], steps)[0] for _ in range(3)][-1]
+            return Rehearsed(self._clock, [Painted(self._clock, self._clock.time, np.zeros(0))])
+        painted = []
+        for frames, steps in kinds:
+            part = GBuffer.cat([window] * frames)[:frames]
+            painted += [self.submit([Canvas()], [part], steps)[0] for _ in range(3)]
+        return Rehearsed(self._clock, painted)
 
     def submit(self, canvases: Sequence[Canvas], windows: Sequence[GBuffer], steps: int) -> list[Painted]:
         """One after another, like the one thread of the real one."""

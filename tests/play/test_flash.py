@@ -11,12 +11,14 @@ import pytest
 from flowshade.api import StyledRenderer, load_renderer
 from flowshade.checkpoints.catalogue import MODELS
 from flowshade.errors import CheckpointError, FlowshadeError
+from flowshade.nn.graphs import Graphs
 from flowshade.play.errors import PlayError
 from flowshade.play.launch import Launch, run
 from flowshade.play.painting import Canvas, Models
 from flowshade.play.streams import LocalStreams
 from tests.checkpoints.originals import small_flash, write_flash
 from tests.conftest import make_gbuffer
+from tests.nn.replay import replaying
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +80,26 @@ def test_a_launch_loads_it_from_a_folder_and_says_what_is_missing(folder: Path, 
         run(Launch(model="alaya-flash", checkpoint=tmp_path, device="cpu"), announce=print)
     with pytest.raises(PlayError, match="goes with --model alaya-flash"):
         run(Launch(checkpoint=folder, device="cpu"), announce=print)
+
+
+def test_players_streams_run_the_renderers_graphs(folder: Path) -> None:
+    """Graphs by a stand-in: a rehearsal records all that players need, and their pictures stay their own."""
+    plain, fast = (load_renderer("alaya-flash", checkpoint=folder, device="cpu", steps=2) for _ in range(2))
+    captures: list[int] = []
+    fast.model.graphs = Graphs(replaying(captures), keep=fast.model.transformer.rotations.tensors)
+    models = Models(lambda: fast)
+    models.wait()
+    try:
+        models.rehearse(make_gbuffer(4, 32, 48, seed=1), [(4, 2)]).result(60)
+        recorded = len(captures)
+        assert recorded >= 3, "encoder, transformer and decoder"
+        canvases = [Canvas(3), Canvas(4)]
+        turns = [[make_gbuffer(4, 32, 48, seed=10 * turn + player) for player in range(2)] for turn in range(3)]
+        painted = [models.paint(canvases, windows, 2) for windows in turns]
+        assert len(captures) == recorded and not canvases[1].prepared
+    finally:
+        models.close()
+    for player, canvas in enumerate(canvases):
+        expected = alone(plain, canvas.seed, "", [windows[player] for windows in turns])
+        for turn, picture in enumerate(expected):
+            assert abs(painted[turn][player].astype(int) - picture.astype(int)).max() <= 1

@@ -15,7 +15,9 @@ from flowshade.api import StyledRenderer, load_renderer
 from flowshade.errors import FlowshadeError
 from flowshade.nn.graphs import Graphs
 from flowshade.play.errors import PlayError
+from flowshade.play.pace import Pace
 from flowshade.play.painting import Canvas, Models
+from flowshade.renderer.prompt import MAX_TOKENS
 from flowshade.types import GBuffer
 from tests.conftest import make_gbuffer
 from tests.nn.replay import replaying
@@ -139,25 +141,74 @@ def test_a_rehearsal_leaves_nothing_to_prepare(debug_model: Path) -> None:
     models = Models(lambda: renderer)
     models.wait()
     try:
-        models.rehearse(window(1), 2).result(60)
+        kinds = Pace(fps=30, best_window=8, best_steps=2).kinds
+        rehearsal = models.rehearse(window(1), kinds)
+        rehearsal.result(60)
         before = renderer.preparations
-        assert before and models.rehearse(window(2), 2).done(), "once a kind"
-        canvas = Canvas()
-        for turn in range(8):
-            models.paint([canvas], [window(turn)], 2)
+        assert before and rehearsal.progress == 1 and models.rehearse(window(2), kinds) is rehearsal, "once a size"
+        for frames, steps in kinds:  # anew each time, and from one kind to the next
+            canvas = Canvas()
+            for turn in range(8):
+                models.paint([canvas], [window(turn, frames)], steps)
+                assert not canvas.prepared
+        for turn, (frames, steps) in enumerate([*kinds, *kinds[::-1]]):
+            models.paint([canvas], [window(turn, frames)], steps)
             assert not canvas.prepared
+        canvas.caption = "an old town in the rain " * 15
+        assert 64 < renderer.encoder.encode([canvas.caption]).tokens.shape[1] <= MAX_TOKENS
+        models.paint([canvas], [window(8, 8)], 2)
+        assert not canvas.prepared, "a longer prompt"
         assert renderer.preparations == before
-        models.paint([canvas], [window(9)], 1)
+        models.paint([canvas], [window(9)], 3)
         assert canvas.prepared, "other steps"
     finally:
         models.close()
     with pytest.raises(PlayError, match="not there"):
-        models.rehearse(window(1), 4)
+        models.rehearse(window(1), [(4, 4)])
+
+
+def test_players_with_graphs_are_not_painted_together(debug_model: Path) -> None:
+    """However many windows wait, no new number of them is recorded; what was submitted together stays together."""
+    renderer = load_renderer(debug_model, device="cpu")
+    renderer.model.graphs = Graphs(replaying([]))
+    models = Models(lambda: renderer)
+    models.wait()
+    try:
+        models.rehearse(window(1), [(4, 1)]).result(60)
+        before, canvases = renderer.preparations, [Canvas(seed) for seed in range(5)]
+        painted = [models.submit([canvas], [window(1)], 1)[0] for canvas in canvases]
+        for done in painted:
+            done.result(60)
+        assert list(models.batches) == [1] * 5 and renderer.preparations == before
+        models.paint(canvases, [window(2)] * 5, 1)
+        assert models.batches[-1] == 5
+    finally:
+        models.close()
+
+
+def test_others_play_on_during_a_rehearsal_and_it_is_not_counted(debug_model: Path) -> None:
+    renderer = load_renderer(debug_model, device="cpu")
+    renderer.model.graphs = Graphs(replaying([]))
+    models = Models(lambda: renderer)
+    models.wait()
+    try:
+        models.rehearse(window(1), [(4, 1)]).result(60)
+        canvas = Canvas()
+        models.paint([canvas], [window(1)], 1)
+        assert not canvas.prepared
+        rehearsal = models.rehearse(make_gbuffer(4, 48, 64, 1), [(4, 1)])
+        models.paint([canvas], [window(1)], 1)
+        assert 0 < rehearsal.progress < 1 and canvas.prepared, "it waited for one window at most"
+        models.close()
+        with pytest.raises(PlayError, match="closed"):
+            rehearsal.result(60)
+    finally:
+        models.close()
 
 
 def test_without_graphs_there_is_nothing_to_rehearse(models: Models, renderer: StyledRenderer) -> None:
     assert renderer.preparations is None
-    assert models.rehearse(window(1), 2).done()
+    assert models.rehearse(window(1), [(4, 2)]).done()
     canvas = Canvas()
     models.paint([canvas], [window(1, frames=12)], 1)
     assert canvas.prepared, "the first call of a kind loads kernels"
@@ -173,6 +224,8 @@ def test_what_goes_wrong_in_a_rehearsal_is_said(debug_model: Path) -> None:
     renderer.model.graphs = Graphs(fail)
     models = Models(lambda: renderer)
     models.wait()
+    failed = models.rehearse(window(1), [(4, 2)])
     with pytest.raises(FlowshadeError, match="out of memory"):
-        models.rehearse(window(1), 2).result(60)
+        failed.result(60)
+    assert models.rehearse(window(1), [(4, 2)]) is not failed, "it is tried again"
     models.close()

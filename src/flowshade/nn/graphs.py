@@ -156,7 +156,7 @@ class Graphs:
         *,
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         keep: Callable[[], Iterable[Tensor]] = tuple,
-        capacity: int = 16,
+        capacity: int = 64,
         advice: str = "Render on the plain path: --no-fast, or load_renderer(fast=False).",
     ) -> None:
         self._capture = capture

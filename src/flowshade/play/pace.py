@@ -9,7 +9,8 @@ World time follows the clock. When making a window takes longer than showing it,
 
 When there is room again, the same way back: frames and steps as far as the measured times say that they fit, at once,
 and the window's length by doubling; what does not hold is tried again later and later. Windows that took long since
-they were the first of their kind are not counted. Nothing queues: one window is traced while one is painted, an input
+they were the first of their kind are not counted, and which kinds there can be is known before (`Pace.kinds`), so that
+they can be prepared. Nothing queues: one window is traced while one is painted, an input
 waits for the next to begin and is answered within `Pace.bound` seconds, whatever the load. Frames that a player cannot
 take are replaced by newer ones (`FrameQueue`), and jumps and throws that waited longer than `STALE_SECONDS` are
 forgotten.
@@ -36,7 +37,9 @@ window may be twice as long, since it then takes less than twice the time."""
 _REMEMBERED = 5
 """Windows that the expected time is the median of: one hiccup changes nothing."""
 _PATIENCE, _LONGEST_PATIENCE = 1.0, 60.0
-"""Seconds of room before anything is given back; doubles each time it did not hold."""
+"""Seconds of room before anything is given back; doubles each time it did not hold, halves when it did."""
+_HELD = 20.0
+"""Seconds after which what was given back has held: what comes then is another hiccup."""
 _ONCE = 8
 """Windows in a row that may be the first of their kind. A machine that has always something new to prepare is slow."""
 _SCREENSHOTS = 4
@@ -57,38 +60,54 @@ class Pace:
     stride: int = 1
     note: str = ""
     """What was given up, in words; empty when nothing was."""
-    _times: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    """Seconds of tracing and of painting."""
-    _before: tuple[float, float] = (0.0, 0.0)
+    _times: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    """Seconds of tracing, of painting and of sending."""
+    _before: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """What they were before the last change: a guess until there is something better."""
     _roomy: float = 0.0
     """Seconds for which there has been room."""
     _patience: float = _PATIENCE
     _raised: bool = False
+    _since: float = 0.0
+    """Seconds since the last change."""
     _once: int = 0
 
     def __post_init__(self) -> None:
         self.steps, self.window = self.best_steps, self.best_window
 
     @property
+    def kinds(self) -> list[tuple[int, int]]:
+        """Every (window, steps) that may be chosen, the best first: fewer steps, then shorter windows of one step."""
+        steps = [(self.best_window, each) for each in _halvings(self.best_steps, 1)]
+        return [*steps, *((each, 1) for each in _halvings(self.best_window, FRAMES_PER_LATENT)[1:])]
+
+    @property
     def tracing(self) -> float:
         """Seconds that physics and tracing of a window take: the median of the last few; 0 before the first."""
-        return statistics.median_high(each[0] for each in self._times) if self._times else self._before[0]
+        return self._usual(0)
 
     @property
     def painting(self) -> float:
         """Seconds that rendering a window takes, the wait for its turn included."""
-        return statistics.median_high(each[1] for each in self._times) if self._times else self._before[1]
+        return self._usual(1)
+
+    @property
+    def sending(self) -> float:
+        """Seconds until a window's pictures, once painted, are on their way: compression above all."""
+        return self._usual(2)
+
+    def _usual(self, part: int) -> float:
+        return statistics.median_high(each[part] for each in self._times) if self._times else self._before[part]
 
     @property
     def work(self) -> float:
-        """Seconds from the first tick of a window to its pictures."""
-        return self.tracing + self.painting
+        """Seconds from the first tick of a window until its pictures are on their way."""
+        return self.tracing + self.painting + self.sending
 
     @property
     def load(self) -> float:
-        """Seconds a window, at best: the next one is traced while one is painted."""
-        return max(self.tracing, self.painting)
+        """Seconds a window, at best: one thread paints, the other traces the next one and sends the last."""
+        return max(self.tracing + self.sending, self.painting)
 
     @property
     def span(self) -> float:
@@ -105,7 +124,7 @@ class Pace:
         """Seconds within which an input is in a picture, as long as windows take what they take now."""
         return self.period + self.work
 
-    def took(self, tracing: float, painting: float, *, once: bool = False) -> bool:
+    def took(self, tracing: float, painting: float, sending: float = 0.0, *, once: bool = False) -> bool:
         """Takes note of how long a window took, seconds. Returns whether anything changed.
 
         Args:
@@ -114,7 +133,8 @@ class Pace:
         self._once = self._once + 1 if once else 0
         if 0 < self._once <= _ONCE:
             return False
-        self._times.append((tracing, painting))
+        self._times.append((tracing, painting, sending))
+        self._since += self.period
         if self.load > _TOO_SLOW * self.span:
             self._roomy = 0.0
             enough = len(self._times) >= 3 or self.load > 2 * self.span
@@ -124,12 +144,15 @@ class Pace:
 
     def _less(self) -> bool:
         if self._raised:
-            self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
+            factor = 0.5 if self._since >= _HELD else 2.0
+            self._patience = max(_PATIENCE, min(factor * self._patience, _LONGEST_PATIENCE))
         painting = self.painting > _TOO_SLOW * self.span  # else tracing is, and only fewer frames help
         if painting and self.steps > 1:
-            self.steps = max(1, min(self.steps // 2, int(self.steps * self.span / self.painting)))
+            fitting = self.steps * self.span / self.painting
+            lower = [each for each in _halvings(self.best_steps, 1) if each < self.steps]
+            self.steps = next((each for each in lower if each <= fitting), 1)
         elif painting and self.window > FRAMES_PER_LATENT:
-            self.window = max(FRAMES_PER_LATENT, self.window // 8 * FRAMES_PER_LATENT)
+            self.window = max(each for each in self._windows() if each < self.window)
         else:
             needed = math.ceil(self.load * self.fps / (self.window * _TOO_SLOW))
             wanted = min(needed, int(LONGEST_SPAN * self.fps / self.window))
@@ -150,30 +173,30 @@ class Pace:
         if self.stride > 1:
             self.stride = self._fitting_stride()
         elif self.window < self.best_window:
-            self.window = min(2 * self.window, self.best_window)
+            self.window = min(each for each in self._windows() if each > self.window)
         else:
             self.steps = self._fitting_steps()
         self._raised = True
         return self._changed()
+
+    def _windows(self) -> list[int]:
+        return _halvings(self.best_window, FRAMES_PER_LATENT)
 
     def _fitting_stride(self) -> int:
         """The smallest stride that the last windows would have kept."""
         return max(1, math.ceil(self.load * self.fps / (self.window * _ROOMY)))
 
     def _fitting_steps(self) -> int:
-        """The most steps, by doubling, whose windows would keep pace if painting took as many times as long."""
-        steps = self.steps
-        while steps < self.best_steps:
-            more = min(2 * steps, self.best_steps)
-            if max(self.load, self.painting * more / self.steps) >= _ROOMY * self.span:
-                break
-            steps = more
-        return steps
+        """The most steps whose windows would keep pace if painting took as many times as long."""
+        for more in _halvings(self.best_steps, 1):
+            if more <= self.steps or max(self.load, self.painting * more / self.steps) < _ROOMY * self.span:
+                return max(more, self.steps)
+        return self.steps
 
     def _changed(self) -> bool:
-        self._before = self.tracing, self.painting
+        self._before = self.tracing, self.painting, self.sending
         self._times.clear()
-        self._roomy = 0.0
+        self._roomy = self._since = 0.0
         self._say()
         return True
 
@@ -190,6 +213,14 @@ class Pace:
             parts.append("slow motion: choose a smaller size")
         before, self.note = self.note, "keeping pace: " + ", ".join(parts) if parts else ""
         return self.note != before
+
+
+def _halvings(best: int, unit: int) -> list[int]:
+    """`best` and its halves in whole units, down to one."""
+    found = [best]
+    while found[-1] > unit:
+        found.append(max(unit, found[-1] // (2 * unit) * unit))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

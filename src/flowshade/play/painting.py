@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ class Canvas:
 
 
 Kind = tuple[int, ...]
-"""Whether it is a rehearsal, steps, frames, height and width."""
+"""Steps, frames, height and width."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,20 +62,102 @@ class _Job:
     canvas: Canvas
     window: GBuffer
     steps: int
-    rehearsal: bool = False
-    done: Future[Any] = field(default_factory=Future)
+    group: int
+    """Which call of `submit` it came with."""
+    prepared: int
+    """Preparations that were made before it came."""
+    done: Future[np.ndarray] = field(default_factory=Future)
 
     @property
     def kind(self) -> Kind:
         """Jobs of one kind fit into one call."""
-        return (self.rehearsal, self.steps, self.window.frames, *self.window.size)
+        return (self.steps, self.window.frames, *self.window.size)
+
+
+class Rehearsal:
+    """Windows that are rendered for nobody, so that none of their kinds is new when somebody plays.
+
+    Args:
+        windows: canvas, window and steps of each.
+        count: how many these are.
+    """
+
+    def __init__(self, windows: Iterator[tuple[Canvas, GBuffer, int]], count: int) -> None:
+        self._windows, self._count, self._rendered = windows, count, 0
+        self._over: Future[None] = Future()
+        if not count:
+            self._over.set_result(None)
+
+    @property
+    def progress(self) -> float:
+        """Share that is rendered, 0 to 1."""
+        return self._rendered / self._count if self._count else 1.0
+
+    def done(self) -> bool:
+        return self._over.done()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is over and something was raised."""
+        return self.done() and self._over.exception() is not None
+
+    def result(self, timeout: float | None = None) -> None:
+        """Waits until it is over.
+
+        Args:
+            timeout: seconds; None = for ever.
+
+        Raises:
+            TimeoutError: it was not over in time.
+            Exception: what was raised while it was rendered.
+        """
+        self._over.result(timeout)
+
+    def advance(self, paint: Callable[[Canvas, GBuffer, int], None]) -> None:
+        """Has one window painted. For the painting thread."""
+        try:
+            paint(*next(self._windows))
+        except Exception as error:  # noqa: BLE001 - goes to those who wait
+            self.fail(error)
+            return
+        self._rendered += 1
+        if self._rendered == self._count:
+            self._end()
+            self._over.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        self._end()
+        self._over.set_exception(error)
+
+    def _end(self) -> None:
+        self._windows = iter(())  # lets go of the buffers
+
+
+def _rehearsed(
+    window: GBuffer, kinds: Sequence[tuple[int, int]], caption: str, past: int
+) -> Iterator[tuple[Canvas, GBuffer, int]]:
+    """Of each kind a stream from its start until its past is full, twice: a graph is recorded at the second call."""
+    for frames, steps in kinds:
+        part = GBuffer.cat([window] * -(-frames // window.frames))[:frames]
+        for _ in range(2):
+            canvas = Canvas()
+            canvas.caption = caption
+            for _ in range(_until_full(frames, past)):
+                yield canvas, part, steps
+
+
+def _until_full(frames: int, past: int) -> int:
+    """Windows of so many frames after which nothing is new about a stream."""
+    return -(-past // frames) + _REPEATS
 
 
 class Models:
     """The renderer that all sessions share, and the thread that loads it and paints.
 
-    Whatever waits when the thread is free is rendered in one call, as far as sizes, frames and steps agree. A call that
-    fails is made again window by window, so that only its cause fails.
+    Whatever waits when the thread is free is rendered in one call, as far as sizes, frames and steps agree. With CUDA
+    graphs only windows that were submitted together are: each number of windows would be another graph, recorded for
+    seconds in the middle of a game whenever players happen to meet, and launches, which a batch saves, cost nothing
+    there. A call that fails is made again window by window, so that only its cause fails.
 
     Args:
         load: makes the renderer; called on the thread.
@@ -90,7 +172,10 @@ class Models:
         self._renderer: StyledRenderer | None = None
         self._threads = threads or max(1, (os.cpu_count() or 2) - 1)
         self._jobs: deque[_Job] = deque()
-        self._rehearsed: dict[Kind, Future[Any]] = {}
+        self._groups = itertools.count()
+        self._rehearsals: dict[tuple[object, ...], Rehearsal] = {}
+        self._prepared = 0
+        """Calls so far that took longer than others like them will."""
         self._painted: set[tuple[Kind, int]] = set()
         """Kinds of calls that were made: how many windows of what kind."""
         self._waiting = threading.Condition()
@@ -128,39 +213,43 @@ class Models:
         Raises:
             PlayError: the model is not there or has been closed.
         """
-        jobs = [_Job(canvas=canvas, window=window, steps=steps) for canvas, window in zip(canvases, windows)]
         with self._waiting:
             if self._closing or self.renderer is None:
                 raise PlayError("the model is not there; wait() for it before submit().")
+            group = next(self._groups)
+            jobs = [
+                _Job(canvas=canvas, window=window, steps=steps, group=group, prepared=self._prepared)
+                for canvas, window in zip(canvases, windows)
+            ]
             self._jobs.extend(jobs)
             self._waiting.notify_all()
         return [job.done for job in jobs]
 
-    def rehearse(self, window: GBuffer, steps: int) -> Future[Any]:
-        """Renders such windows, on streams that nobody sees, until they take no longer than they will in a game.
+    def rehearse(self, window: GBuffer, kinds: Sequence[tuple[int, int]], caption: str = "") -> Rehearsal:
+        """Renders windows of all kinds, on streams that nobody sees, until they take no longer than in a game.
 
-        On the fast path of a GPU the first windows of a size and length are slow: kernels are timed and recorded.
-        Without it nothing is done. Whoever asks for the same again gets the same answer. Other windows wait meanwhile.
+        On the fast path of a GPU the first windows of a size, a length and a number of steps are slow: kernels are
+        timed and recorded. Without it nothing is done. Whoever asks for the same again gets the same answer, unless
+        it failed. Windows of others are rendered in between.
 
-        Returns:
-            Done when it is over; holds what was raised, if anything was.
+        Args:
+            window: what is rendered, cut or repeated to the length that is wanted.
+            kinds: (frames, steps) of each kind; frames are multiples of `FRAMES_PER_LATENT`.
+            caption: a usual one; lengths of captions differ too.
 
         Raises:
             PlayError: the model is not there or has been closed.
         """
-        job = _Job(canvas=Canvas(), window=window, steps=steps, rehearsal=True)
         with self._waiting:
             renderer = self.renderer
             if self._closing or renderer is None:
                 raise PlayError("the model is not there; wait() for it before rehearse().")
-            if job.kind not in self._rehearsed:
-                self._rehearsed[job.kind] = job.done
-                if renderer.preparations is None:
-                    job.done.set_result(None)
-                else:
-                    self._jobs.append(job)
-                    self._waiting.notify_all()
-            return self._rehearsed[job.kind]
+            key = (window.size, tuple(kinds))
+            known = self._rehearsals.get(key)
+            if known is None or known.failed:
+                known = self._rehearsals[key] = _rehearsal(renderer, window, kinds, caption)
+                self._waiting.notify_all()
+            return known
 
     def paint(self, canvases: Sequence[Canvas], windows: Sequence[GBuffer], steps: int) -> list[np.ndarray]:
         """`submit`, and waits for the pictures."""
@@ -189,29 +278,47 @@ class Models:
             pass
 
     def _turn(self) -> bool:
-        """One call, or False when it is time to end. Between calls the thread holds no windows of the last one."""
-        batch = self._next()
-        if batch and batch[0].rehearsal:
-            self._rehearse(batch[0])
-        else:
-            self._serve(batch)
-        return bool(batch)
+        """A call and a window of a rehearsal, as far as there are any; False when it is time to end.
 
-    def _next(self) -> list[_Job]:
-        """The oldest window that waits and all that fit beside it; nothing when it is time to end."""
+        Between turns the thread holds no windows of the last one.
+        """
+        batch, rehearsal = self._next()
+        self._serve(batch)
+        if rehearsal is not None:
+            rehearsal.advance(self._rehearse)
+        return bool(batch) or rehearsal is not None
+
+    def _next(self) -> tuple[list[_Job], Rehearsal | None]:
+        """The oldest window that waits, all that fit beside it, and the oldest rehearsal; nothing at the end."""
         with self._waiting:
-            while not self._jobs and not self._closing:
+            while not (self._jobs or self._rehearsal() or self._closing):
                 self._waiting.wait()
             if self._closing:
-                for job in self._jobs:
-                    job.done.set_exception(PlayError("the model was closed."))
-                return []
-            kind, batch, rest = self._jobs[0].kind, [], deque()
-            for job in self._jobs:
-                fits = job.kind == kind and len(batch) < LARGEST_BATCH
-                (batch if fits else rest).append(job)
-            self._jobs = rest
-            return batch
+                self._refuse()
+                return [], None
+            return self._batch(), self._rehearsal()
+
+    def _rehearsal(self) -> Rehearsal | None:
+        return next((each for each in self._rehearsals.values() if not each.done()), None)
+
+    def _refuse(self) -> None:
+        for job in self._jobs:
+            job.done.set_exception(PlayError("the model was closed."))
+        while (rehearsal := self._rehearsal()) is not None:
+            rehearsal.fail(PlayError("the model was closed."))
+
+    def _batch(self) -> list[_Job]:
+        if not self._jobs:
+            return []
+        renderer = self._renderer
+        assert renderer is not None
+        first, batch, rest = self._jobs[0], [], deque()
+        for job in self._jobs:
+            together = renderer.preparations is None or job.group == first.group
+            fits = together and job.kind == first.kind and len(batch) < LARGEST_BATCH
+            (batch if fits else rest).append(job)
+        self._jobs = rest
+        return batch
 
     def _serve(self, batch: list[_Job]) -> None:
         if not batch:
@@ -231,27 +338,27 @@ class Models:
             job.done.set_result(picture)
 
     def _paint(self, batch: list[_Job]) -> list[np.ndarray]:
+        """The pictures of one call. A window has waited for whatever was prepared since it came."""
         renderer = self._renderer
         assert renderer is not None
         before, call = renderer.preparations, (batch[0].kind, len(batch))
         streams = [job.canvas.stream(renderer) for job in batch]
         frames = renderer.push_streams(streams, [job.window for job in batch], steps=batch[0].steps)
         pictures = [part.to_uint8().cpu().numpy() for part in frames]
-        for job in batch:
-            job.canvas.prepared = call not in self._painted or renderer.preparations != before
+        self._prepared += call not in self._painted or renderer.preparations != before
         self._painted.add(call)
+        for job in batch:
+            job.canvas.prepared = job.prepared != self._prepared
         return pictures
 
-    def _rehearse(self, job: _Job) -> None:
-        """A stream from its start until its past is full, twice: on a GPU a stage is recorded at its second call."""
-        renderer = self._renderer
-        assert renderer is not None
-        full = -(-renderer.past_frames // job.window.frames)  # windows
-        try:
-            for canvas in (Canvas(), Canvas()):
-                for _ in range(full + _REPEATS):
-                    self._paint([replace(job, canvas=canvas, rehearsal=False)])
-        except Exception as error:  # noqa: BLE001 - goes to those who wait
-            job.done.set_exception(error)
-        else:
-            job.done.set_result(None)
+    def _rehearse(self, canvas: Canvas, window: GBuffer, steps: int) -> None:
+        self._paint([_Job(canvas=canvas, window=window, steps=steps, group=-1, prepared=self._prepared)])
+        self._prepared += 1
+
+
+def _rehearsal(renderer: StyledRenderer, window: GBuffer, kinds: Sequence[tuple[int, int]], caption: str) -> Rehearsal:
+    if renderer.preparations is None:
+        return Rehearsal(iter(()), 0)
+    past = renderer.past_frames
+    count = sum(2 * _until_full(frames, past) for frames, _ in kinds)
+    return Rehearsal(_rehearsed(window, kinds, caption, past), count)

@@ -15,12 +15,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import cv2
 import numpy as np
 import torch
 
+from flowshade.api import StyledRenderer
 from flowshade.errors import FlowshadeError
 from flowshade.gbuffer.look import LOOKS, Look
 from flowshade.gbuffer.view import channel_picture, to_uint8
@@ -28,7 +29,7 @@ from flowshade.play import protocol
 from flowshade.play.actors import MODES, Controls, Mode
 from flowshade.play.errors import PlayError
 from flowshade.play.pace import STALE_SECONDS, Pace, TimedFrame
-from flowshade.play.painting import Canvas, Models
+from flowshade.play.painting import Canvas, Models, Rehearsal
 from flowshade.play.protocol import GENERATED, REFERENCE, SPLIT, Command, FrameHeader, Input, SetLook, SetView
 from flowshade.play.recording import Recorder
 from flowshade.play.sources import Source
@@ -63,6 +64,18 @@ class _Window:
     """Seconds."""
     submitted: float
     pictures: Future[np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Painted:
+    """A window whose pictures are there."""
+
+    window: _Window
+    pictures: np.ndarray
+    painting: float
+    """Seconds."""
+    once: bool
+    """Others will not take so long."""
 
 
 class Session:
@@ -105,12 +118,14 @@ class Session:
         self._tick = self._frame = 0
         self._dropped = self._lost = 0
         self._next_due = self._painted_at = 0.0
+        self._sending = 0.0
+        """Seconds so far that went into sending windows."""
         self._recorder: Recorder | None = None
         self._recordings_begun = 0
         self._canvas = Canvas()
         self._painting: _Window | None = None
         self._warm = False
-        self._rehearsal: Future[Any] | None = None
+        self._rehearsal: Rehearsal | None = None
         self._pace = Pace(fps=source.fps, best_window=window, best_steps=1)
         self._last_status = 0.0
         self._last_picture: np.ndarray | None = None
@@ -230,7 +245,7 @@ class Session:
         pace, due, begin = self._pace, self._next_due, -math.inf
         if self._painting is not None:
             painted = self._painting.submitted + pace.painting
-            due = max(due, painted) + pace.span
+            due = max(due, painted + pace.sending) + pace.span
             begin = painted - pace.tracing  # earlier, it would only wait for the painter
         lead = min(1.1 * pace.work, pace.period + pace.work) + 0.004
         return max(due - lead, begin) - self._now()
@@ -272,13 +287,13 @@ class Session:
 
     def _advance(self) -> None:
         """Ticks and traces a window and hands it to the painter."""
-        began, stride = self._now(), self._pace.stride
+        began, sending, stride = self._now(), self._sending, self._pace.stride
         with self._wake:
             controls, shown, look, view = self._controls(), self._held.id, self._look, self._view
             prompt, style = self.prompt, self.style
         gbuffer, references = self._trace(controls, stride, view, style)
-        tracing = self._now() - began
-        self._collect(wait=True)
+        tracing = self._now() - began - (self._sending - sending)
+        before = self._take_painted(wait=True)
         self._prepare(prompt, style, gbuffer)
         seen, pictures = self._paint(gbuffer, references, view)
         self._painting = _Window(
@@ -286,16 +301,29 @@ class Session:
             tick=self._tick, stride=stride, tracing=tracing, submitted=self._now(), pictures=pictures,
         )  # fmt: skip
         pictures.add_done_callback(self._note_painted)
+        if before is not None:  # only now: the painter need not wait for it
+            self._finish(before)
         self._collect()
 
     def _collect(self, *, wait: bool = False) -> None:
         """Sends the window that is painted, if it is."""
+        painted = self._take_painted(wait=wait)
+        if painted is not None:
+            self._finish(painted)
+
+    def _take_painted(self, *, wait: bool) -> _Painted | None:
         window = self._painting
         if window is None or not (wait or window.pictures.done()):
-            return
+            return None
         self._painting = None
         pictures = window.pictures.result()
-        painting = self._painted_at - window.submitted
+        # Whoever waits for a result may have it before the callback has noted when it came.
+        at = self._painted_at if self._painted_at >= window.submitted else self._now()
+        once = window.view in (GENERATED, SPLIT) and self._canvas.prepared
+        return _Painted(window=window, pictures=pictures, painting=at - window.submitted, once=once)
+
+    def _finish(self, painted: _Painted) -> None:
+        began, window, pictures = self._now(), painted.window, painted.pictures
         self._dropped += len(pictures) * (window.stride - 1)
         if window.split:
             pictures = self._beside_reference(pictures, window)
@@ -304,11 +332,14 @@ class Session:
                 recorder.append(window.gbuffer, pictures, window.stride)
         self._last_picture = pictures[-1]
         self._send(window, [encode_jpeg(picture) for picture in pictures])
-        once = window.view in (GENERATED, SPLIT) and self._canvas.prepared
-        self._status(force=self._pace.took(window.tracing, painting, once=once))
+        sending = self._now() - began
+        self._sending += sending
+        self._status(force=self._pace.took(window.tracing, painted.painting, sending, once=painted.once))
 
     def _send(self, window: _Window, encoded: list[bytes]) -> None:
-        first, interval = max(self._now(), self._next_due), window.stride / self.source.fps
+        now, interval = self._now(), window.stride / self.source.fps
+        late = now - self._next_due
+        first = now if late > interval else self._next_due  # a little late now and then must not add up
         self._next_due = first + interval * len(encoded)
         frames = []
         for k, data in enumerate(encoded):
@@ -340,25 +371,23 @@ class Session:
         return [first, *[held] * (ticks - 1)]
 
     def _prepare(self, prompt: str, style: str, traced: GBuffer) -> None:
+        """Tells the canvas what to paint, once the model is there and ready for windows such as the traced one."""
         renderer = self._models.renderer
-        if renderer is None or not (self._warm or self._rehearsed(traced, renderer.steps)):
+        if renderer is None:
             return
-        if not self._warm:
-            self._warm = True
-            self._pace = Pace(fps=self.source.fps, best_window=self._pace.best_window, best_steps=renderer.steps)
+        if self._rehearsal is None:
             prompt = self._warm_up(prompt, style)
+            kinds = self._best_pace(renderer).kinds
+            self._rehearsal = self._models.rehearse(traced, kinds, renderer.compose(prompt, style))
+        if not self._warm:
+            if not self._rehearsal.done():
+                return
+            self._rehearsal.result()  # raises what went wrong
+            self._warm, self._pace = True, self._best_pace(renderer)
         self._canvas.caption = renderer.compose(prompt, style)
 
-    def _rehearsed(self, traced: GBuffer, steps: int) -> bool:
-        """Whether the model is ready for windows of this size; it is told to make itself so the first time."""
-        if self._rehearsal is None:
-            frames = self._pace.best_window
-            like = GBuffer.cat([traced] * -(-frames // traced.frames))[:frames]
-            self._rehearsal = self._models.rehearse(like, steps)
-        if not self._rehearsal.done():
-            return False
-        self._rehearsal.result()  # raises what went wrong
-        return True
+    def _best_pace(self, renderer: StyledRenderer) -> Pace:
+        return Pace(fps=self.source.fps, best_window=self._pace.best_window, best_steps=renderer.steps)
 
     def _warm_up(self, prompt: str, style: str) -> str:
         """The prompt, or none where it was given before the model was there and is one that it does not take."""
@@ -427,9 +456,15 @@ class Session:
                 mode=self.source.mode, view=self._view, paused=self._paused, recording=self._recorder is not None,
                 warming=not self._warm, fps=round(0.0 if self._paused else pace.window / pace.period, 1),
                 window=pace.window, steps=pace.steps, stride=pace.stride, dropped=self._dropped + self._lost,
-                work_ms=round(1000 * pace.work, 1), bound_ms=round(1000 * pace.bound, 1), note=pace.note,
+                work_ms=round(1000 * pace.work, 1), bound_ms=round(1000 * pace.bound, 1), note=self._note(),
             )
         )  # fmt: skip
+
+    def _note(self) -> str:
+        """What was given up, or how far the model is before the game begins."""
+        if self._warm:
+            return self._pace.note
+        return "" if self._rehearsal is None else f"preparing the model: {100 * self._rehearsal.progress:.0f} %"
 
     @contextmanager
     def _recording(self) -> Iterator[Recorder | None]:
@@ -475,7 +510,9 @@ class Session:
 
 def encode_jpeg(picture: np.ndarray) -> bytes:
     """A picture uint8 [H, W, 3] as JPEG."""
-    done, data = cv2.imencode(".jpg", picture[:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])
+    done, data = cv2.imencode(
+        ".jpg", cv2.cvtColor(picture, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY]
+    )
     if not done:
         raise PlayError(f"a picture of shape {picture.shape} cannot be written as JPEG.")
     return data.tobytes()

@@ -85,8 +85,9 @@ class FlashRenderer(nn.Module):
         return self.config.encoder.patch * max(self.config.transformer.patch[1:])
 
     def open_stream(self, seed: int = 0) -> FlashRenderer:
-        """A further stream through the same weights."""
+        """A further stream through the same weights and graphs."""
         stream = FlashRenderer(self.config, self.transformer, self.encoder, self.decoder).train(self.training)
+        stream.graphs = self.graphs
         stream.reset(seed)
         return stream
 

@@ -119,7 +119,8 @@ class TextMemory:
 class PaddedText:
     """Prompts with masks at a few lengths, so that what is made for one length serves many prompts."""
 
-    MULTIPLE = 64
+    MULTIPLE = 128
+    """Tokens; holds any prompt of the compact model, so that a longer one is nothing new in the middle of a game."""
 
     def __init__(self) -> None:
         self._given: TextMemory | None = None

@@ -240,7 +240,9 @@ function showStatus(item: Status): void {
   view.value = item.view;
   markPressed("modes", item.mode);
   markPressed("actions", item.paused ? "pause" : "", item.recording ? "record" : "");
-  find("note").textContent = item.warming ? "the model is warming up; these are its buffers" : item.note;
+  find("note").textContent = item.warming
+    ? `${item.note || "the model is warming up"}; these are its buffers`
+    : item.note;
 }
 
 const toggle: Record<string, () => void> = {
