@@ -105,9 +105,11 @@ TRIES = 40
 CANDIDATES = 6
 """Paths drawn on a rail, among which the most interesting clear one is chosen."""
 ROUNDS = 5
-"""Rails that are tried at most for a path without a long dull stretch."""
+"""Rails that are tried at most for a path that is not dull."""
 LONGEST_DULL = 5.0
 """Seconds that a path may have little to see at a time, if there is a choice."""
+SHORTEST_LOOP = 10.0
+"""Seconds after which a path may come back to where it began, if there is a choice."""
 
 
 def plan_path(
@@ -115,8 +117,8 @@ def plan_path(
 ) -> CameraPath:
     """Draws paths that are clear of everything and keeps the one that sees most; deterministic in the seed.
 
-    If even that one has a dull stretch longer than `LONGEST_DULL`, paths on further rails are drawn, up to `ROUNDS`
-    times; the first one without is kept, or the one whose dull stretch is shortest.
+    If even that one is dull (little to see for longer than `LONGEST_DULL`, or the same again before `SHORTEST_LOOP`),
+    paths on further rails are drawn, up to `ROUNDS` times; the first that is not dull is kept, or the least dull one.
 
     Raises:
         WorldError: no draw was clear, which means that the world's rails are blocked.
@@ -124,7 +126,7 @@ def plan_path(
     rng = np.random.default_rng([seed, 0xCA3E7A])
     obstacles = Obstacles(model, movers, keep_out)
     weights = np.array([rail.weight for rail in rails])
-    found: list[tuple[float, CameraPath]] = []
+    found: list[tuple[bool, float, CameraPath]] = []
     for _ in range(TRIES):
         rail = rails[rng.choice(len(rails), p=weights / weights.sum())]
         drawn = [_draw(rail, rng) for _ in range(CANDIDATES)]
@@ -132,11 +134,12 @@ def plan_path(
         clear = [path for path in drawn if obstacles.is_clear(path, rail.clearance, ignore)]
         if clear:
             path = max(clear, key=obstacles.interest)
-            found.append((obstacles.longest_dull(path), path))
-            if found[-1][0] <= LONGEST_DULL or len(found) == ROUNDS:
+            short, dull = path.period < SHORTEST_LOOP, obstacles.longest_dull(path)
+            found.append((short, dull, path))
+            if (not short and dull <= LONGEST_DULL) or len(found) == ROUNDS:
                 break
     if found:
-        return min(found, key=lambda each: each[0])[1]
+        return min(found, key=lambda each: each[:2])[2]
     raise WorldError(
         f"no clear camera path in {TRIES} tries (seed {seed}) on {len(rails)} rails; expected at least one. "
         "Try another seed, or give the world a rail that is further from its objects."
