@@ -12,6 +12,12 @@ a row that is ended from outside (Ctrl-C, SIGTERM) is printed of the frames it h
 
 One small picture does not fill a large GPU. `--together 1 4` also traces four worlds, seeds in a row, in turns in one
 process, each on a CUDA stream of its own: frames a second are of all of them, median and p99 of a frame of each.
+`--processes 1 4` measures with four processes on the one device too, each with worlds of its own (seeds go on from
+those of the process before), as the recorder and the training pool have them. They begin together, when all have their
+kernels and first frames, and end together, when the first of them has traced `--frames` (or after half of `--seconds`),
+so that all are at work while frames are counted. Frames a second are all frames of all processes, between the first
+begin and the last end; frames are queued without waiting, and median and p99 are from a round before, in which every
+process waits for each of its frames.
 
 `--what rays` tells how far the rays of direct light are from what the machine can do: rays a second of each kernel that
 traces, as it runs within a picture, and their share of a peak, measured on the same tree: parallel neighbours (a
@@ -21,15 +27,19 @@ camera's rays, 16 a pixel), any hit, nothing shaded.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
+import multiprocessing
 import os
-import platform
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import date
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +50,8 @@ import warp as wp
 
 from flowshade.gbuffer.look import LOOKS
 from flowshade.gbuffer.trace import Tracer
+from flowshade.progress import Progress, progress_bar
+from flowshade.provenance import hardware
 from flowshade.types import Camera, stream_frame
 from flowshade.world import World, camera_at, make_world, step
 
@@ -58,6 +70,8 @@ class Result:
     what: str
     together: int
     """Worlds traced in turns; what follows but the rate is of one frame of each."""
+    processes: int
+    """On the one device, each with so many worlds; what follows but the rate is of each of them."""
     frames: int
     frames_per_second: float
     median_ms: float
@@ -101,55 +115,33 @@ RAY_HEADER = (
 HEADER = "| hardware | date | world | size | what | frames/s | median ms | p99 ms |\n|---|---|---|---|---|---|---|---|"
 
 
-def machine(device: torch.device, threads: int | None) -> str:
-    """The GPU, or the processor and the number of threads."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    listing = Path("/proc/cpuinfo")
-    lines = listing.read_text().splitlines() if listing.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {threads or os.cpu_count()} threads"
-
-
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-class Progress:
-    """A line on stderr: what runs, how far it is, how fast, and how long it has left."""
-
-    def __init__(self, label: str) -> None:
-        self._label, self._shown, self._width = label, 0.0, 0
-
-    def note(self, text: str, last: bool = False) -> None:
-        now = time.perf_counter()
-        if not last and now - self._shown < 1.0:
-            return
-        self._shown = now
-        line = f"{self._label}: {text}"
-        if sys.stderr.isatty():
-            print(f"\r{line.ljust(self._width)}", end="\n" if last else "", file=sys.stderr, flush=True)
-        else:
-            print(line, file=sys.stderr, flush=True)
-        self._width = len(line)
-
-    def frames(self, done: int, frames: int, seconds: float, limit: float) -> None:
-        rate = done / max(seconds, 1e-9)
-        left = min((frames - done) / max(rate, 1e-9), max(limit - seconds, 0.0))
-        self.note(f"{done}/{frames}, {rate:.2f} a second, at most {left:.0f} s left", last=done == frames)
-
-
+@dataclass
 class Timing:
     """What was measured of one row so far."""
 
-    def __init__(self) -> None:
-        self.together = 0.0
-        self.each: list[float] = []
+    triangles: int = 0
+    geoms: int = 0
+    rate: float = 0.0
+    """Frames a second, of all together if that was reached."""
+    each: list[float] = field(default_factory=list)
+    """Milliseconds of frames waited for one by one."""
 
-    def rate(self) -> float:
-        """Frames a second, of all together if that was reached."""
-        return self.together or 1000 * len(self.each) / max(sum(self.each), 1e-9)
+
+def warm_up(frame: Callable[[int], None], frames: int, device: torch.device, seconds: float) -> None:
+    """The first frame, which compiles kernels where they are not cached, and two more if there is time."""
+    frame(0)
+    wait(device)
+    begun = time.perf_counter()
+    for index in range(1, min(3, frames)):
+        frame(index)
+        wait(device)
+        if time.perf_counter() - begun > seconds / 4:
+            break
 
 
 def timed(
@@ -159,22 +151,15 @@ def timed(
 
     Each half takes half of `seconds` at most, and ends with fewer frames then.
     """
-    progress.note("first frame (compiles kernels where they are not cached)", last=True)
-    frame(0)
-    wait(device)
-    begun = time.perf_counter()
-    for index in range(1, min(3, frames)):
-        frame(index)
-        wait(device)
-        if time.perf_counter() - begun > seconds / 4:
-            break
+    warm_up(frame, frames, device, seconds)
     begun = time.perf_counter()
     for index in range(frames):
         started = time.perf_counter()
         frame(index)
         wait(device)
         found.each.append(1000 * (time.perf_counter() - started))
-        progress.frames(index + 1, frames, time.perf_counter() - begun, seconds / 2)
+        found.rate = 1000 * len(found.each) / sum(found.each)
+        progress(index + 1, frames)
         if time.perf_counter() - begun > seconds / 2:
             break
     count = len(found.each)
@@ -182,7 +167,7 @@ def timed(
     for index in range(count):
         frame(index)
     wait(device)
-    found.together = count / (time.perf_counter() - started)
+    found.rate = count / (time.perf_counter() - started)
 
 
 def make_tracer(
@@ -218,44 +203,186 @@ class Lane:
                 self.tracer.shade(self._look, stream=self._frame)
 
 
-def measure(
-    kind: str, together: int, size: tuple[int, int], device: torch.device, args: argparse.Namespace
-) -> Iterator[Result]:
-    worlds = [make_world(kind, args.seed + index) for index in range(together)]
-    for what in args.what:
-        if what == "rays":
-            continue
-        lanes = [Lane(world, size, device, args, what) for world in worlds]
-        wait(device)
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a row measures."""
 
-        def frame(index: int, lanes: list[Lane] = lanes) -> None:
-            for lane in lanes:
-                lane.trace(index)
+    kind: str
+    together: int
+    processes: int
+    size: tuple[int, int]
+    device: torch.device
+    what: str
+    args: argparse.Namespace
 
+    @property
+    def frames(self) -> int:
+        slow = {"buffers": 1, "direct": 5, "paths": 10}[self.what] if self.device.type == "cpu" else 1
+        return max(self.args.frames // slow, 2)
+
+    @property
+    def words(self) -> str:
+        args = self.args
         words = {
             "buffers": "G-buffer",
             "direct": f"G-buffer and picture ({args.look}, {args.sun_rays} sun, {args.sky_rays} sky rays)",
             "paths": f"G-buffer and picture ({args.look}, {args.paths} paths)",
-        }[what] + (f", {together} worlds at once" if together > 1 else "")
-        slow = {"buffers": 1, "direct": 5, "paths": 10}[what] if device.type == "cpu" else 1
-        frames = max(args.frames // slow, 2)
-        found, stopped = Timing(), False
-        try:
-            label = f"{kind} {size[0]}x{size[1]} {device.type}, {words}"
-            timed(frame, frames, device, Progress(label), args.seconds, found)
-        except KeyboardInterrupt:
-            if not found.each:
-                raise
-            stopped = True
-        yield Result(
-            hardware=machine(device, args.threads), date=date.today().isoformat(), world=kind,
-            triangles=lanes[0].tracer.triangles, geoms=worlds[0].model.ngeom, size=size, samples=args.samples,
-            what=words + (f", stopped after {len(found.each)} frames" if stopped else ""), together=together,
-            frames=len(found.each), frames_per_second=together * found.rate(),
-            median_ms=float(np.median(found.each)), p99_ms=float(np.percentile(found.each, 99)),
-        )  # fmt: skip
-        if stopped:
-            raise KeyboardInterrupt
+        }[self.what]
+        words += f", {self.together} worlds at once" if self.together > 1 else ""
+        return words + (f", {self.processes} processes" if self.processes > 1 else "")
+
+    def frame(self, process: int, found: Timing) -> Callable[[int], None]:
+        """What traces a frame of every world of a process; says in `found` what the first of them holds."""
+        first = self.args.seed + process * self.together
+        worlds = [make_world(self.kind, first + index) for index in range(self.together)]
+        lanes = [Lane(world, self.size, self.device, self.args, self.what) for world in worlds]
+        found.triangles, found.geoms = lanes[0].tracer.triangles, worlds[0].model.ngeom
+        wait(self.device)
+
+        def frame(index: int) -> None:
+            for lane in lanes:
+                lane.trace(index)
+
+        return frame
+
+
+def measure(case: Case) -> Iterator[Result]:
+    args, found, stopped = case.args, Timing(), False
+    label = f"{case.kind} {case.size[0]}x{case.size[1]} {case.device.type}, {case.words}"
+    print(f"{label} (compiles kernels first where they are not cached)", file=sys.stderr, flush=True)
+    try:
+        with progress_bar(label) as progress:
+            if case.processes > 1:
+                timed_by_processes(case, progress, found)
+            else:
+                timed(case.frame(0, found), case.frames, case.device, progress, args.seconds, found)
+    except KeyboardInterrupt:
+        if not found.each:
+            raise
+        stopped = True
+    yield Result(
+        hardware=hardware(case.device, args.threads or os.cpu_count()), date=date.today().isoformat(),
+        world=case.kind, triangles=found.triangles, geoms=found.geoms, size=case.size, samples=args.samples,
+        what=case.words + (f", stopped after {len(found.each)} frames" if stopped else ""), together=case.together,
+        processes=case.processes, frames=len(found.each), frames_per_second=case.together * found.rate,
+        median_ms=float(np.median(found.each)), p99_ms=float(np.percentile(found.each, 99)),
+    )  # fmt: skip
+    if stopped:
+        raise KeyboardInterrupt
+
+
+# Processes ------------------------------------------------------------------------------------------------------------
+
+SPAWN = multiprocessing.get_context("spawn")
+PATIENCE = 10.0
+"""Seconds that processes have to send what they found, once they are asked to end."""
+
+
+class Round:
+    """A stretch of time in which all processes trace; what they share of it."""
+
+    def __init__(self, processes: int) -> None:
+        self.over = SPAWN.RawValue("b", 0)
+        self.done = SPAWN.RawArray("l", processes)
+        self._gate = SPAWN.Barrier(processes)
+
+    def trace(
+        self, process: int, frame: Callable[[int], None], case: Case, each: list[float] | None
+    ) -> tuple[int, float, float]:
+        """Traces until the first process has all its frames, or half the seconds are over.
+
+        Args:
+            each: takes milliseconds of frames, which are then waited for one by one.
+
+        Returns:
+            Frames traced to the end, begin and end (seconds of a clock that all processes share).
+        """
+        self._gate.wait()
+        count, begun = 0, time.monotonic()
+        while not self.over.value and time.monotonic() - begun < case.args.seconds / 2:
+            started = time.perf_counter()
+            frame(count % case.frames)
+            if each is not None:
+                wait(case.device)
+                each.append(1000 * (time.perf_counter() - started))
+            count += 1
+            self.done[process] = count
+            if count == case.frames:
+                self.over.value = 1
+        wait(case.device)
+        return count, begun, time.monotonic()
+
+
+def process_main(process: int, case: Case, first: Any, rounds: list[Round], reply: Connection) -> None:
+    """One process of a row; `first` is set once kernels are compiled, by process 0."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # also sent to whole groups: the process that asked ends this one
+        signal.signal(number, signal.SIG_IGN)
+    found = Timing()
+    frame = case.frame(process, found)
+    if process > 0:
+        first.wait()
+    warm_up(frame, case.frames, case.device, case.args.seconds)
+    first.set()
+    spans = [rounds[0].trace(process, frame, case, found.each), rounds[1].trace(process, frame, case, None)]
+    reply.send((found, spans))
+
+
+def timed_by_processes(case: Case, progress: Progress, found: Timing) -> None:
+    """`timed` for several processes on one device: fills `found` with the frames of all.
+
+    Raises:
+        RuntimeError: a process ended without an answer; it has printed why.
+    """
+    first, rounds = SPAWN.Event(), [Round(case.processes) for _ in range(2)]
+    workers: dict[Connection, Any] = {}
+    for process in range(case.processes):
+        mine, theirs = SPAWN.Pipe(duplex=False)
+        worker = SPAWN.Process(target=process_main, args=(process, case, first, rounds, theirs), daemon=True)
+        worker.start()
+        theirs.close()
+        workers[mine] = worker
+    try:
+        collect(case, workers, rounds, progress, found, math.inf)
+    except KeyboardInterrupt:
+        for each in rounds:
+            each.over.value = 1
+        collect(case, workers, rounds, progress, found, PATIENCE)
+        raise
+    finally:
+        for worker in workers.values():
+            worker.kill()
+            worker.join()
+
+
+def collect(
+    case: Case, workers: dict[Connection, Any], rounds: list[Round], progress: Progress, found: Timing, patience: float
+) -> None:
+    """Fills `found` once all processes have answered; leaves it if they have not after `patience` seconds."""
+    begun, answers = time.monotonic(), {}
+    while len(answers) < len(workers):
+        if time.monotonic() - begun > patience:
+            return
+        ready = wait_for([reply for reply in workers if reply not in answers], timeout=0.5)
+        answers |= {reply: receive(reply, worker) for reply, worker in workers.items() if reply in ready}
+        progress(sum(sum(each.done) for each in rounds), 2 * case.processes * case.frames)
+    timings, spans = zip(*answers.values(), strict=True)
+    found.triangles, found.geoms = timings[0].triangles, timings[0].geoms
+    found.each = [ms for timing in timings for ms in timing.each]
+    for stretch in zip(*spans, strict=True):  # the second round's rate stays, unless it was not reached
+        counts, begins, ends = zip(*stretch, strict=True)
+        if any(counts):
+            found.rate = sum(counts) / (max(ends) - min(begins))
+
+
+def receive(reply: Connection, worker: Any) -> tuple[Timing, list[tuple[int, float, float]]]:
+    try:
+        return reply.recv()
+    except EOFError:
+        worker.join()
+        raise RuntimeError(
+            f"{worker.name} of {__file__} ended with exit code {worker.exitcode} before it answered; what it printed "
+            "says why. Try fewer --processes if memory ran out."
+        ) from None
 
 
 # Rays -----------------------------------------------------------------------------------------------------------------
@@ -315,8 +442,6 @@ def measure_rays(
     step(world, data)
     tracer.update(data)
     tracer.gbuffer(camera)
-    progress = Progress(f"{world.name} {size[0]}x{size[1]} {device.type}, rays")
-    progress.note("first picture (compiles kernels where they are not cached)", last=True)
     found = wp.zeros(peak.LANES * size[0] * size[1], dtype=int, device=str(device))
     clock = Clock(tracer)
 
@@ -330,17 +455,19 @@ def measure_rays(
     clock.ms.clear()
     frames = 3 if device.type == "cpu" else 50
     begun = time.perf_counter()
-    for index in range(frames):
-        clock.picture(picture)
-        progress.frames(index + 1, frames, time.perf_counter() - begun, args.seconds)
-        if time.perf_counter() - begun > args.seconds:
-            break
+    with progress_bar(f"{world.name} {size[0]}x{size[1]} {device.type}, rays", "pictures") as progress:
+        for index in range(frames):
+            clock.picture(picture)
+            progress(index + 1, frames)
+            if time.perf_counter() - begun > args.seconds:
+                break
     best = clock.rays["trace_peak"] / float(np.median(clock.ms["trace_peak"]))
     for name, ms in clock.ms.items():
         median = float(np.median(ms))
         yield RayResult(
-            hardware=machine(device, args.threads), date=date.today().isoformat(), world=world.name, size=size,
-            kernel=name, rays=clock.rays[name], ms=median, share=clock.rays[name] / median / best,
+            hardware=hardware(device, args.threads or os.cpu_count()), date=date.today().isoformat(),
+            world=world.name, size=size, kernel=name, rays=clock.rays[name], ms=median,
+            share=clock.rays[name] / median / best,
         )  # fmt: skip
 
 
@@ -356,6 +483,7 @@ def main() -> None:
     parser.add_argument("--world", nargs="+", default=["street", "hills"])
     parser.add_argument("--seed", type=int, default=0, help="of the worlds")
     parser.add_argument("--together", nargs="+", type=int, default=[1], help="worlds traced in turns; one row each")
+    parser.add_argument("--processes", nargs="+", type=int, default=[1], help="on each device; one row each")
     parser.add_argument("--look", default="sunny", choices=LOOKS)
     parser.add_argument("--what", nargs="+", default=["buffers", "direct", "paths", "rays"],
                         choices=["buffers", "direct", "paths", "rays"])  # fmt: skip
@@ -392,8 +520,11 @@ def run(args: argparse.Namespace) -> None:
         print(HEADER, flush=True)
     for device, kind, size in scenes:
         args.frames = given or (300 if device.type == "cuda" else 20)
-        for together in args.together:
-            for result in measure(kind, together, size, device, args):
+        for together, processes, what in itertools.product(args.together, args.processes, args.what):
+            if what == "rays":
+                continue
+            for result in measure(Case(kind=kind, together=together, processes=processes, size=size, device=device,
+                                       what=what, args=args)):  # fmt: skip
                 tell(result)
     if "rays" in args.what:
         print(f"\n{RAY_HEADER}", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -88,6 +89,27 @@ def test_render_benchmark_counts_tracing(tmp_path: Path, monkeypatch) -> None:
     benchmark.main()
     (result,) = json.loads((tmp_path / "out.json").read_text())
     assert result["world"] == "rooms" and result["median_ms"] > sum(result["stages_ms"].values()) > 0
+
+
+def test_trace_benchmark_with_two_processes(tmp_path: Path) -> None:
+    options = ["--device", "cpu", "--size", "16x32", "--world", "rooms", "--what", "buffers", "--threads", "1"]
+    command = [sys.executable, str(ROOT / "benchmarks/trace.py"), *options, "--frames", "6"]
+    command += ["--processes", "1", "2", "--json", str(tmp_path / "out.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert len(rows) == 4 and len({row.count("|") for row in rows}) == 1  # header, rule, one process, two
+    one, two = json.loads((tmp_path / "out.json").read_text())
+    assert (one["processes"], one["frames"], two["processes"]) == (1, 6, 2) and "2 processes" in two["what"]
+    assert 6 < two["frames"] <= 12  # the first has all six, and the other what it had by then
+    assert two["frames_per_second"] > 0 and two["p99_ms"] >= two["median_ms"] > 0
+
+
+def test_trace_benchmark_says_that_a_process_ended() -> None:
+    options = ["--device", "cpu", "--size", "0x32", "--world", "rooms", "--what", "buffers", "--frames", "2"]
+    command = [sys.executable, str(ROOT / "benchmarks/trace.py"), *options, "--processes", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert "expected (height, width), each at least 1" in done.stderr and "ended with exit code 1" in done.stderr
 
 
 @pytest.mark.parametrize("memory", ["full", "one_way"])

@@ -15,11 +15,16 @@ def versions() -> dict[str, str]:
     return {name: _version(name) for name in names} | {"python": platform.python_version(), "hardware": hardware()}
 
 
-def hardware() -> str:
-    """The machine in words: the GPU if there is one, else the processor and how many threads torch uses."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"{_processor()}, {torch.get_num_threads()} threads"
+def hardware(device: torch.device | None = None, threads: int | None = None) -> str:
+    """A machine in words: a GPU, or the processor and its threads.
+
+    Args:
+        device: which is meant; by default the GPU if there is one.
+        threads: how many are used on the processor, if not those of torch.
+    """
+    if torch.cuda.is_available() if device is None else device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_processor()}, {threads or torch.get_num_threads()} threads"
 
 
 def _processor() -> str:

@@ -8,8 +8,8 @@ import mujoco
 import numpy as np
 import pytest
 
-from flowshade.world import WORLDS, World, make_world, step
-from flowshade.world.camera import DETAIL_GROUP, Obstacles
+from flowshade.world import WORLDS, World, camera, make_world, step
+from flowshade.world.camera import DETAIL_GROUP, CameraPath, Obstacles
 from flowshade.world.hills import HALF
 from flowshade.world.scene import COLLISION_GROUP
 from flowshade.world.street import Plots, footprint, overlap
@@ -228,6 +228,57 @@ def test_a_path_always_has_something_to_see(kind: str, seed: int) -> None:
     variety = obstacles.variety(w.camera_path, np.linspace(0, w.camera_path.period, 25, endpoint=False))
     assert variety.min() > DULLEST[kind]
     assert (variety < 3).mean() < 0.4
+
+
+@pytest.mark.parametrize("seed", [2616, 9404, 20011, 20122])
+def test_a_fan_overhead_stops_no_walk_through_a_flat(seed: int) -> None:
+    """Cameras stayed in one room of every flat, since a fan under the ceiling was taken to reach to the floor."""
+    w = world("rooms", seed)
+    obstacles = Obstacles(w.model, w.movers, w.keep_out)
+    ring = w.rails[0]
+    points = ring.route.points + np.array([0.0, 0.0, ring.height[0]])
+    assert obstacles.is_clear(CameraPath(np.pad(points, ((0, 0), (0, 2))), 30.0, 60.0), ring.clearance)
+
+
+def test_what_hangs_overhead_is_met_by_those_who_fly_there() -> None:
+    w = world("rooms", 2616)
+    fan = next(mover for mover in w.movers if mover.body.startswith("fan"))
+    obstacles = Obstacles(w.model, w.movers, w.keep_out)
+    at = fan.route.points.mean(0)
+    for below, clear in ((0.1, False), (0.3, False), (0.4, True)):
+        assert obstacles._clear_of(fan, (at - (0, 0, below))[None], 0.32) is clear
+
+
+@pytest.mark.parametrize("seed", [7022, 20085, 20603])
+def test_a_path_with_a_long_dull_stretch_is_drawn_anew(seed: int, monkeypatch) -> None:
+    """Ways along the quay looked out at empty water for ten seconds and more."""
+    w = world("harbour", seed)
+    obstacles = Obstacles(w.model, w.movers, w.keep_out)
+    assert obstacles.longest_dull(w.camera_path) <= camera.LONGEST_DULL
+    monkeypatch.setattr(camera, "ROUNDS", 1)
+    assert obstacles.longest_dull(w.path(1000 * seed)) > camera.LONGEST_DULL
+
+
+@pytest.mark.parametrize("seed", [2616, 20011])
+def test_a_path_does_not_repeat_at_once(seed: int, monkeypatch) -> None:
+    """A minute in a flat was one room, seven times."""
+    w = world("rooms", seed)
+    assert w.camera_path.period >= camera.SHORTEST_LOOP
+    monkeypatch.setattr(camera, "ROUNDS", 1)
+    assert w.path(1000 * seed).period < camera.SHORTEST_LOOP
+
+
+def test_a_dull_stretch_goes_on_over_the_end_of_a_loop(monkeypatch) -> None:
+    """Twenty seconds of which the first three views and the last two have little to see: ten at a time."""
+    w = world("rooms", 2616)
+    obstacles = Obstacles(w.model, w.movers, w.keep_out)
+    path = CameraPath(w.camera_path.control, 20.0, 60.0)
+    seen = np.array([1.0, 2.0, 2.9, 3.0, 9.0, 2.0, 9.0, 9.0, 1.0, 2.0])
+    monkeypatch.setattr(obstacles, "variety", lambda path, times: seen)
+    assert obstacles.longest_dull(path) == pytest.approx(10.0)
+    for everywhere, seconds in ((1.0, 20.0), (9.0, 0.0)):
+        monkeypatch.setattr(obstacles, "variety", lambda path, times, same=everywhere: np.full(10, same))
+        assert obstacles.longest_dull(path) == pytest.approx(seconds)
 
 
 def test_variety_counts_things_by_their_share() -> None:

@@ -104,6 +104,12 @@ class KeepOut:
 TRIES = 40
 CANDIDATES = 6
 """Paths drawn on a rail, among which the most interesting clear one is chosen."""
+ROUNDS = 5
+"""Rails that are tried at most for a path that is not dull."""
+LONGEST_DULL = 5.0
+"""Seconds that a path may have little to see at a time, if there is a choice."""
+SHORTEST_LOOP = 10.0
+"""Seconds after which a path may come back to where it began, if there is a choice."""
 
 
 def plan_path(
@@ -111,19 +117,29 @@ def plan_path(
 ) -> CameraPath:
     """Draws paths that are clear of everything and keeps the one that sees most; deterministic in the seed.
 
+    If even that one is dull (little to see for longer than `LONGEST_DULL`, or the same again before `SHORTEST_LOOP`),
+    paths on further rails are drawn, up to `ROUNDS` times; the first that is not dull is kept, or the least dull one.
+
     Raises:
         WorldError: no draw was clear, which means that the world's rails are blocked.
     """
     rng = np.random.default_rng([seed, 0xCA3E7A])
     obstacles = Obstacles(model, movers, keep_out)
     weights = np.array([rail.weight for rail in rails])
+    found: list[tuple[bool, float, CameraPath]] = []
     for _ in range(TRIES):
         rail = rails[rng.choice(len(rails), p=weights / weights.sum())]
         drawn = [_draw(rail, rng) for _ in range(CANDIDATES)]
         ignore = rail.route if rail.traffic else None
         clear = [path for path in drawn if obstacles.is_clear(path, rail.clearance, ignore)]
         if clear:
-            return max(clear, key=obstacles.interest)
+            path = max(clear, key=obstacles.interest)
+            short, dull = path.period < SHORTEST_LOOP, obstacles.longest_dull(path)
+            found.append((short, dull, path))
+            if (not short and dull <= LONGEST_DULL) or len(found) == ROUNDS:
+                break
+    if found:
+        return min(found, key=lambda each: each[:2])[2]
     raise WorldError(
         f"no clear camera path in {TRIES} tries (seed {seed}) on {len(rails)} rails; expected at least one. "
         "Try another seed, or give the world a rail that is further from its objects."
@@ -176,6 +192,10 @@ _GLANCES = np.stack(np.meshgrid(np.linspace(-1.6, 1.6, 11), np.linspace(-0.9, 0.
 """[G, 2] right and up, in units of half a picture's height: a coarse picture of 16:9."""
 _VIEWS = 24
 """Places of a path that are looked out from."""
+_DULL = 3.0
+"""Variety below which there is little to see: a plain, the sky, and nothing large."""
+_GLANCE_SECONDS = 2.0
+"""Between two views of a path that is searched for dull stretches."""
 FARTHEST_THING = 150.0
 """Metres; what is further off counts as sky."""
 
@@ -230,8 +250,8 @@ class Obstacles:
     def _clear_of(self, mover: Mover, points: Floats, clearance: float) -> bool:
         way = mover.route.points[::2]
         near = np.linalg.norm(points[:, None, :2] - way[:, :2], axis=-1) < mover.radius + clearance  # [T, N]
-        below = points[:, None, 2] - way[:, 2] < mover.height + clearance
-        return not (near & below).any()
+        over = points[:, None, 2] - way[:, 2]
+        return not (near & (over < mover.height + clearance) & (over > -mover.depth - clearance)).any()
 
     def ground(self, point: Floats) -> float:
         """Metres to whatever lies straight below a point; 0 when nothing does."""
@@ -242,6 +262,13 @@ class Obstacles:
         """How much a path sees: the variety of its views on average, and that of its dullest once more."""
         variety = self.variety(path, np.linspace(0, path.period, _VIEWS, endpoint=False))
         return float(variety.mean() + variety.min())
+
+    def longest_dull(self, path: CameraPath) -> float:
+        """Seconds of the longest stretch of a path, which goes round and round, that has little to see."""
+        count = max(2, round(path.period / _GLANCE_SECONDS))
+        lively = np.flatnonzero(self.variety(path, np.arange(count) / count * path.period) >= _DULL)
+        between = np.diff(lively, append=lively[:1] + count) - 1 if len(lively) else np.array([count])
+        return float(between.max() * path.period / count)
 
     def variety(self, path: CameraPath, times: Floats) -> Floats:
         """Among how many things a view is shared, [T]; an empty plain under the sky has 2, a blank wall 1.

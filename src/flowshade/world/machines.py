@@ -246,9 +246,12 @@ def forklift(scene: Scene, works: Works, palette: props.Palette, place: Place) -
     scene.solid(place, "sphere", (0.07,), (-0.4, 0.3, 2.2), palette.tail_light)
 
 
-def turning(scene: Scene, place: Place, position: Sequence[float], seconds: float, height: float) -> None:
+def turning(
+    scene: Scene, place: Place, position: Sequence[float], seconds: float, height: float, depth: float = np.inf
+) -> None:
     """Has a mocap body turn on the spot once in `seconds`: a route so small that only its heading matters."""
     angle = np.linspace(0, 2 * np.pi, 64, endpoint=False)
     ring = np.stack([np.cos(angle), np.sin(angle), np.zeros(64)], -1) * 0.02 + np.asarray(position, float)
     route = Route(ring)
-    scene.follow(place, route, route.length / seconds, scene.rng.uniform(0, route.length), radius=0.4, height=height)
+    scene.follow(place, route, route.length / seconds, scene.rng.uniform(0, route.length), radius=0.4, height=height,
+                 depth=depth)  # fmt: skip

@@ -102,6 +102,8 @@ class Mover:
     """Metres kept free around it by cameras."""
     height: float = 2.0
     """Metres; above this a camera may pass over it."""
+    depth: float = np.inf
+    """Metres below its route; lower than this a camera may pass under it."""
     heading: float | None = None
     """Yaw that is held whatever way the route goes, radians; None = along the route."""
 

@@ -393,7 +393,7 @@ def _moving(scene: Scene, flat: Flat, palette: props.Palette) -> int:
     blades = meshes.boxes(arms, np.array([long, long, short, short]))
     scene.shape(fan, blades, palette.wood, (0, 0, 0.28))
     scene.rod(fan, "cylinder", 0.05, (0, 0, 0.2), (0, 0, FAN_DROP), palette.metal)
-    machines.turning(scene, fan, at, float(rng.uniform(1.5, 4)), 0.0)
+    machines.turning(scene, fan, at, float(rng.uniform(1.5, 4)), 0.0, depth=0.0)
     return people
 
 
