@@ -160,7 +160,8 @@ def debug_inverse_training() -> TrainConfig:
 def compact_inverse_training() -> TrainConfig:
     """The inverse that ships, in about twenty minutes; clips are traced first, or by a second GPU if there is one.
 
-    Meant to go on from the shipped weights: `--start src/flowshade/weights/compact-inverse.safetensors`.
+    Meant to go on from the shipped weights: `--start src/flowshade/weights/compact-inverse.safetensors`. Clips are no
+    longer than the runs that are drawn from them, since more worlds teach it more than more moments of the same.
     """
     return TrainConfig(
         name="compact-inverse",
@@ -177,11 +178,11 @@ def compact_inverse_training() -> TrainConfig:
                 switch=0.0,
             ),
         ),
-        clips=ClipSpec(kinds=("street", "hills", "yard", "rooms", "harbour"), path_traced=0.1, paths=8),
-        capacity=600,
+        clips=ClipSpec(kinds=("street", "hills", "yard", "rooms", "harbour"), frames=24, path_traced=0.25, paths=8),
+        capacity=1100,
         first_clips=48,
-        first_seconds=100,
-        interval=1.5,
+        first_seconds=150,
+        interval=0.7,
         workers=10,
         device="cuda",
         autocast=True,
