@@ -20,6 +20,18 @@ def test_psnr_of_a_known_offset():
     assert torch.isinf(psnr(reference, reference)).all()
 
 
+def test_psnr_of_some_pixels_leaves_out_the_others():
+    reference = torch.full((2, 3, 8, 8), 102 / 255)
+    prediction = reference.clone()
+    prediction[:, :, :4] += 5 / 255
+    prediction[:, :, 4:] = 0
+    where = torch.zeros(2, 1, 8, 8, dtype=torch.bool)
+    where[0, :, :4] = True
+    values = psnr(prediction, reference, where)
+    assert values[0].item() == pytest.approx(20 * math.log10(255 / 5), abs=1e-4)
+    assert torch.isnan(values[1])
+
+
 def test_psnr_counts_what_an_eight_bit_file_would_hold():
     reference = torch.full((1, 3, 16, 16), 100 / 255)
     assert torch.isinf(psnr(reference + 0.4 / 255, reference)).all()

@@ -7,7 +7,7 @@ rounded to 8 bits, as they would be stored, and returned as one number a frame.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 
@@ -16,11 +16,19 @@ def quantise(rgb: Tensor) -> Tensor:
     return (rgb.clamp(0, 1) * 255).round() / 255
 
 
-def psnr(prediction: Float[Tensor, "T 3 H W"], reference: Float[Tensor, "T 3 H W"]) -> Float[Tensor, " T"]:
-    """Peak signal-to-noise ratio in dB over all pixels and channels of a frame; inf where identical."""
+def psnr(
+    prediction: Float[Tensor, "T 3 H W"],
+    reference: Float[Tensor, "T 3 H W"],
+    where: Bool[Tensor, "T 1 H W"] | None = None,
+) -> Float[Tensor, " T"]:
+    """Peak signal-to-noise ratio in dB over all channels of a frame's pixels; inf where identical.
+
+    With `where` only those pixels count; nan for a frame that has none.
+    """
     check_pair(prediction, reference)
-    error = (quantise(prediction) - quantise(reference)).square().flatten(1).mean(1)
-    return -10 * torch.log10(error)
+    error = (quantise(prediction) - quantise(reference)).square().mean(1, keepdim=True)  # [T, 1, H, W]
+    counted = torch.ones_like(error) if where is None else where.to(error)
+    return -10 * torch.log10((error * counted).flatten(1).sum(1) / counted.flatten(1).sum(1))
 
 
 def ssim(prediction: Float[Tensor, "T 3 H W"], reference: Float[Tensor, "T 3 H W"]) -> Float[Tensor, " T"]:

@@ -36,6 +36,7 @@ class Metric:
 
 METRICS: dict[str, Metric] = {
     "psnr": Metric(title="PSNR, dB", digits=2, better=1),
+    "psnr_surfaces": Metric(title="PSNR of surfaces, dB", digits=2, better=1),
     "ssim": Metric(title="SSIM", digits=3, better=1),
     "lpips_alex": Metric(title="LPIPS Alex", digits=3, better=-1),
     "lpips_vgg": Metric(title="LPIPS VGG", digits=3, better=-1),
@@ -86,6 +87,7 @@ class Scorer:
         self._inverse = inverse
         self._reference_normals = None if case.reference is None else self._normals(quantise(case.reference))
         self._edges = buffer_edges(case.gbuffer)
+        self._surfaces = None if case.gbuffer.depth is None else torch.isfinite(case.gbuffer.depth)
         self._reference_features = {} if case.reference is None else self._features(quantise(case.reference))
         self._motion = motion_of(case.gbuffer, case.reference) if case.gbuffer.frames > 1 else None
 
@@ -130,6 +132,8 @@ class Scorer:
         self, pictures: Tensor, reference: Tensor, features: dict[TrunkName, list[Tensor]]
     ) -> dict[str, float | None]:
         scores = {"psnr": mean(psnr(pictures, reference)), "ssim": mean(ssim(pictures, reference))}
+        if self._surfaces is not None:
+            scores["psnr_surfaces"] = mean(psnr(pictures, reference, self._surfaces))
         for name, trunk in self._trunks.items():
             distance = lpips_of_features(features[name], self._reference_features[name], trunk)
             scores[f"lpips_{name}"] = mean(distance)
