@@ -198,7 +198,7 @@ def test_others_play_on_during_a_rehearsal_and_it_is_not_counted(debug_model: Pa
         assert not canvas.prepared
         rehearsal = models.rehearse(make_gbuffer(4, 48, 64, 1), [(4, 1)])
         models.paint([canvas], [window(1)], 1)
-        assert 0 < rehearsal.progress < 1 and canvas.prepared, "it waited for one window at most"
+        assert rehearsal.progress < 1 and canvas.prepared, "it waited for one window at most, or for none"
         models.close()
         with pytest.raises(PlayError, match="closed"):
             rehearsal.result(60)
