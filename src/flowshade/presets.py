@@ -178,7 +178,9 @@ def compact_inverse_training() -> TrainConfig:
                 switch=0.0,
             ),
         ),
-        clips=ClipSpec(kinds=("street", "hills", "yard", "rooms", "harbour"), frames=24, path_traced=0.25, paths=8),
+        clips=ClipSpec(
+            kinds=("street", "hills", "yard", "rooms", "harbour"), frames=24, path_traced=0.3, paths=8, varied=0.35
+        ),
         capacity=1100,
         first_clips=48,
         first_seconds=150,

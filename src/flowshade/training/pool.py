@@ -56,6 +56,8 @@ class ClipSpec:
     """Share of clips that are `large_size`, [0, 1]; they lie apart in the pool and are batched with each other."""
     large_size: tuple[int, int] = (480, 832)
     large_looks: int = 1
+    varied: float = 0.0
+    """Share of clips whose materials are drawn anew (`flowshade.world.variation`), [0, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +120,13 @@ def trace_clip(
     from flowshade.gbuffer.rollout import rollout
     from flowshade.gbuffer.trace import Tracer
     from flowshade.world import make_world
+    from flowshade.world.variation import vary_materials
 
     rng, rate, large = _first_draws(seed, spec)
     world = make_world(kind, seed, fps=rate)
+    materials = np.random.default_rng((seed, 1))  # a generator of its own: other draws stay what they were
+    if materials.random() < spec.varied:
+        vary_materials(world.model, materials)
     rows = [bank.draw(kind, rng) for _ in range(spec.large_looks if large else spec.looks)]
     tracer = Tracer(
         world.model,
