@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -186,23 +186,38 @@ def test_players_with_graphs_are_not_painted_together(debug_model: Path) -> None
         models.close()
 
 
-def test_others_play_on_during_a_rehearsal_and_it_is_not_counted(debug_model: Path) -> None:
+def test_others_play_on_during_a_rehearsal_and_it_is_not_counted(
+    debug_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window that comes while one of a rehearsal is painted waits for that one, not for the hundreds after it."""
     renderer = load_renderer(debug_model, device="cpu")
     renderer.model.graphs = Graphs(replaying([]))
     models = Models(lambda: renderer)
     models.wait()
+    push, begun, go = renderer.push_streams, threading.Event(), threading.Event()
+
+    def gated(*args: Any, **options: Any) -> Any:
+        begun.set()
+        assert go.wait(60)
+        return push(*args, **options)
+
     try:
         models.rehearse(window(1), [(4, 1)]).result(60)
         canvas = Canvas()
         models.paint([canvas], [window(1)], 1)
         assert not canvas.prepared
-        rehearsal = models.rehearse(make_gbuffer(4, 48, 64, 1), [(4, 1)])
-        models.paint([canvas], [window(1)], 1)
-        assert rehearsal.progress < 1 and canvas.prepared, "it waited for one window at most, or for none"
+        monkeypatch.setattr(renderer, "push_streams", gated)
+        rehearsal = models.rehearse(make_gbuffer(4, 48, 64, 1), [(4, 1)] * 100)
+        assert begun.wait(60)
+        painted = models.submit([canvas], [window(1)], 1)
+        go.set()
+        painted[0].result(60)
+        assert canvas.prepared and rehearsal.progress < 1
         models.close()
         with pytest.raises(PlayError, match="closed"):
             rehearsal.result(60)
     finally:
+        go.set()
         models.close()
 
 
